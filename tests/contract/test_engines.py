@@ -17,13 +17,14 @@ from motet.errors import (
     ParameterUnavailable,
     StructuredOutputUnavailable,
 )
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,
-    AdapterProved,
     Finish,
     OverflowAhead,
     ParkedNow,
+    ProofEnded,
     ResumedNow,
     State,
     StateChanged,
@@ -704,35 +705,39 @@ def test_penalties_count_what_another_engine_has_delivered(engine_of, penalties)
 
 def test_an_engine_that_proves_does_so_before_it_serves_and_others_serve_as_they_are(engine_of, layout):
     engine = engine_of(Size(pages=32))
-    engine.load_adapter(A, layout, prove=True)
+    engine.load_adapter(A, layout, proof=ProofOrder(1))
     ran = run(engine, ask("a", adapter=A))
     assert len(ran.tokens["a"]) == 40
-    proved = ran.of(AdapterProved)
-    assert [event.digest for event in proved] == [A] * engine.info.proves
-    if proved:
-        assert ran.events.index(proved[0]) < ran.events.index(StateChanged(R("a"), 1, State.PREFILL))
-        assert proved[0].proof.kernels == engine.report().kernels.serving
+    (ended,) = ran.of(ProofEnded)
+    assert (ended.number, ended.digest) == (1, A)
+    assert isinstance(ended.found, Proof if engine.info.proves else MotetError)
+    if engine.info.proves:
+        assert ran.events.index(ended) < ran.events.index(StateChanged(R("a"), 1, State.PREFILL))
+        assert ended.found.kernels == engine.report().kernels.serving
     assert engine.info.proves == ("proofs" not in engine_of.lacks)
 
 
-def test_an_engine_proves_once_and_not_what_its_kernels_have_proved(engine_of, layout):
+def test_each_order_for_a_proof_is_answered_once(engine_of, layout):
     engine = engine_of(Size(pages=32))
-    serving = engine.info.kernels.serving if engine.info.proves else ""
-    engine.load_adapter(A, layout, prove=True, proved_by=("others", serving))
-    assert not run(engine, ask("a", adapter=A)).of(AdapterProved)
-    engine.load_adapter(B, layout, prove=True)
+    engine.load_adapter(A, layout, proof=ProofOrder(1))
+    engine.load_adapter(A, layout, proof=ProofOrder(2))
+    engine.load_adapter(B, layout, proof=ProofOrder(3))
+    engine.drop_adapter(B)
     ran = run(engine)
-    engine.load_adapter(B, layout, prove=True, proved_by=(serving,))
-    run(engine, ask("b", adapter=B), ran=ran)
-    assert len(ran.of(AdapterProved)) == engine.info.proves
+    engine.load_adapter(A, layout, proof=ProofOrder(4, serves_meanwhile=True))
+    run(engine, ask("a", adapter=A), ran=ran)
+    assert sorted(ended.number for ended in ran.of(ProofEnded)) == [1, 2, 3, 4]
+    right = {ended.number for ended in ran.of(ProofEnded) if isinstance(ended.found, Proof)}
+    assert right == ({2, 4} if engine.info.proves else set())
+    assert len(ran.of(AdapterLoaded)) <= 2
 
 
 def test_an_adapter_that_is_to_be_proved_loads_though_nobody_waits_and_slots_are_taken(engine_of, layout):
     engine = engine_of(Size(pages=32, slots=1))
     engine.load_adapter(A, layout)
     run(engine)
-    engine.load_adapter(B, layout, prove=True)
+    engine.load_adapter(B, layout, proof=ProofOrder(1))
     ran = run(engine)
     assert on_device(engine) == ({B} if engine.info.proves else {A})
-    assert len(ran.of(AdapterProved)) == engine.info.proves
+    assert len(ran.of(ProofEnded)) == 1
     assert not engine.has_work()

@@ -9,9 +9,9 @@ from motet.domain import Digest
 from motet.errors import AdapterUnproved
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import ON_A_GPU
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine import Engine
-from motet_runner.interface import AdapterFailed, AdapterProved
+from motet_runner.interface import ProofEnded
 from tests.gpu.devices import IN_A_SOAK
 from tests.runner.engines import make_engine, run
 from tests.runner.proof_mutants import PLAIN
@@ -47,11 +47,11 @@ def engine(base: Path, request: pytest.FixtureRequest) -> Engine:
 
 def outcome(engine: Engine, folder: Path) -> Proof | AdapterUnproved:
     digest = Digest("A")
-    engine.load_adapter(digest, certify(folder, engine.info).layout, prove=True)
+    engine.load_adapter(digest, certify(folder, engine.info).layout, proof=ProofOrder(1))
     ran = run(engine)
     engine.drop_adapter(digest)
     run(engine)
-    (found,) = [one.proof for one in ran.of(AdapterProved)] + [one.error for one in ran.of(AdapterFailed)]
+    (found,) = [one.found for one in ran.of(ProofEnded)]
     return found
 
 

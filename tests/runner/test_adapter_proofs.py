@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from motet.domain import Digest
-from motet.errors import AdapterUnproved
+from motet.errors import AdapterUnproved, MotetError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.expected_results import ExpectedResults
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine import Engine
 from motet_runner.execute.proof import adapter_proof
 from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, AdapterProved, Finish
+from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEnded
 from motet_runner.settings import Settings
 from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
@@ -36,6 +37,7 @@ KERNELS = [
     ("cpp", "bfloat16"),
 ]
 proving_engine = partial(make_engine, prove_adapters=True)
+NUMBERS = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +78,27 @@ def engine_on(request: pytest.FixtureRequest):
     return engine_on
 
 
+def order(engine: Engine, digest: Digest, folder: Path, *, meanwhile: bool = False) -> None:
+    proof = ProofOrder(next(NUMBERS), serves_meanwhile=meanwhile)
+    engine.load_adapter(digest, certify(folder, engine.info).layout, proof=proof)
+
+
 def prove(engine: Engine, digest: Digest, folder: Path, **more) -> EngineRun:
-    engine.load_adapter(digest, certify(folder, engine.info).layout, prove=True, **more)
+    order(engine, digest, folder, **more)
     return run(engine)
 
 
-def outcome(engine: Engine, folder: Path) -> Proof | AdapterUnproved:
+def proofs(ran: EngineRun) -> list[Proof]:
+    return [one.found for one in ran.of(ProofEnded) if isinstance(one.found, Proof)]
+
+
+def outcome(engine: Engine, folder: Path) -> Proof | MotetError:
     ran = prove(engine, A, folder)
     engine.drop_adapter(A)
     run(engine)
-    found = [one.proof for one in ran.of(AdapterProved)] + [one.error for one in ran.of(AdapterFailed)]
-    assert len(found) == 1, ran.events
-    assert len(ran.of(AdapterLoaded)) == isinstance(found[0], Proof)
-    return found[0]
+    (ended,) = ran.of(ProofEnded)
+    assert not ran.of(AdapterFailed)
+    return ended.found
 
 
 @pytest.mark.parametrize("case", [("llama", "plain"), ("llama", "of_some"), ("qwen2", "dora")])
@@ -141,6 +151,7 @@ def test_an_adapter_that_rounding_takes_away_is_refused(engine_on, llama: Path, 
     found = outcome(engine_on(llama), with_b(plain, tmp_path / "faint", 1e-14))
     assert isinstance(found, AdapterUnproved)
     assert "moves no logit" in found.message
+    assert found.reason == "NoEffect"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -198,7 +209,7 @@ def test_sequences_wait_for_the_proof_as_for_the_load_and_others_go_on(llama: Pa
     monkeypatch.setattr(adapter_proof, "LINEARS_AT_ONCE", 1)
     engine = proving_engine(llama)
     ran = run(engine, ask("base", max_tokens=200), steps=1)
-    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    order(engine, A, plain)
     engine.add(ask("tuned", adapter=A))
     linears = len(engine.info.target_modules)
     while "tuned" not in ran.tokens:
@@ -206,8 +217,8 @@ def test_sequences_wait_for_the_proof_as_for_the_load_and_others_go_on(llama: Pa
         step_beside_load(engine, ran)
         assert len(ran.tokens["base"]) == before + 1
     assert len(ran.tokens["base"]) > linears + 3, "one linear with each, and three forward passes"
-    kinds = [type(event) for event in ran.events if isinstance(event, AdapterLoaded | AdapterProved)]
-    assert kinds == [AdapterLoaded, AdapterProved]
+    kinds = [type(event) for event in ran.events if isinstance(event, AdapterLoaded | ProofEnded)]
+    assert kinds == [AdapterLoaded, ProofEnded]
     run(engine, ran=ran)
     alone = run(proving_engine(llama), ask("base", max_tokens=200))
     assert ran.tokens["base"] == alone.tokens["base"], "a proof changes nothing of the others"
@@ -217,32 +228,71 @@ def test_a_failed_proof_fails_the_sequences_that_wait_and_no_others(llama: Path,
     engine = proving_engine(llama)
     with monkeypatch.context() as planted:
         PLAIN["no scale"](planted)
-        engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+        order(engine, A, plain)
         ran = run(engine, ask("a", adapter=A), ask("base"))
     assert ran.last["a"].finish is Finish.FAILED
     assert isinstance(ran.last["a"].error, AdapterUnproved)
     assert len(ran.tokens["base"]) == 40
     assert engine.report().adapters == []
-    run(engine, ask("again", adapter=A), ran=ran)  # it may load again, and is proved again
+    with pytest.raises(AdapterUnproved):
+        engine.add(ask("again", adapter=A))
+    order(engine, A, plain)
+    run(engine, ask("again", adapter=A), ran=ran)
     assert len(ran.tokens["again"]) == 40
-    assert len(ran.of(AdapterProved)) == 1
+    assert len(proofs(ran)) == 1
 
 
-def test_a_proof_is_made_once_on_an_engine_and_not_if_it_is_known(llama: Path, plain: Path, of_some: Path) -> None:
+def test_a_later_proof_that_fails_ends_the_sequences_that_run(llama: Path, plain: Path, monkeypatch) -> None:
+    engine = proving_engine(llama)
+    engine.load_adapter(A, certify(plain, engine.info).layout)
+    ran = run(engine, ask("a", adapter=A, max_tokens=200), ask("base"), steps=3)
+    with monkeypatch.context() as planted:
+        planted.setattr(AdapterProof, "_rounding", 1e-9)
+        order(engine, A, plain, meanwhile=True)
+        run(engine, ran=ran)
+    assert isinstance(ran.last["a"].error, AdapterUnproved)
+    assert 3 <= len(ran.tokens["a"]) < 200
+    assert len(ran.tokens["base"]) == 40
+    assert engine.report().adapters == []
+
+
+def test_a_proof_is_made_once_for_an_order(llama: Path, plain: Path, of_some: Path) -> None:
     engine = proving_engine(llama, max_resident_adapters=1)
     ran = prove(engine, A, plain)
-    assert len(ran.of(AdapterProved)) == 1
-    assert not prove(engine, B, of_some, proved_by=("torch", "others")).of(AdapterProved)
+    assert len(proofs(ran)) == 1
+    engine.load_adapter(B, certify(of_some, engine.info).layout)
     for name, adapter in (("b", B), ("a", A), ("b2", B)):
         again = run(engine, ask(name, adapter=adapter))
         assert len(again.of(AdapterLoaded)) == 1, "it had left the device"
-        assert not again.of(AdapterProved)
-    told = prove(engine, A, plain)
-    assert told.of(AdapterProved) == ran.of(AdapterProved), "whoever asks again is told again"
-    assert not told.of(AdapterLoaded)
+        assert not again.of(ProofEnded)
 
 
-def test_other_kernels_prove_again_what_is_on_the_device(llama: Path, plain: Path, monkeypatch) -> None:
+def test_what_is_begun_by_one_kernel_is_proved_by_the_other_that_serves_then(
+    llama: Path, plain: Path, monkeypatch
+) -> None:
+    needs_a_compiler()
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.HURRY_SECONDS", 1e-9)
+    engine = proving_engine(llama, kernels="torch")
+    begun, begin = [], Prover.begin
+    monkeypatch.setattr(Prover, "begin", lambda self, *of: begun.append(self.kernels) or begin(self, *of))
+    compiled = proving_engine(llama, kernels="cpp").diagnostics.kernel_choice.serving
+    choice = engine.diagnostics.kernel_choice
+    order(engine, A, plain)
+    ran = EngineRun()
+    while not begun:
+        ran.take(engine)
+    assert not ran.of(ProofEnded)
+    monkeypatch.setattr(engine.diagnostics.kernel_change, "advance", lambda: choice.changed(compiled, "", seconds=0.0))
+    engine.idle()
+    run(engine, ran=ran)
+    assert begun == ["torch", compiled.name]
+    assert [one.kernels for one in proofs(ran)] == [compiled.name]
+    assert len(ran.of(AdapterLoaded)) == 1
+
+
+def test_other_kernels_prove_an_adapter_where_it_lies_beside_its_sequences(
+    llama: Path, plain: Path, monkeypatch
+) -> None:
     needs_a_compiler()
     engine = proving_engine(llama, kernels="torch")
     ran = prove(engine, A, plain)
@@ -250,12 +300,31 @@ def test_other_kernels_prove_again_what_is_on_the_device(llama: Path, plain: Pat
     choice = engine.diagnostics.kernel_choice
     monkeypatch.setattr(engine.diagnostics.kernel_change, "advance", lambda: choice.changed(compiled, "", seconds=0.0))
     engine.idle()
-    again = run(engine)
-    assert [type(one) for one in again.events] == [AdapterEvicted, AdapterLoaded, AdapterProved]
-    before, after = ran.of(AdapterProved)[0].proof, again.of(AdapterProved)[0].proof
+    order(engine, A, plain, meanwhile=True)
+    again = run(engine, ask("a", adapter=A))
+    assert not again.of(AdapterLoaded)
+    (before,), (after,) = proofs(ran), proofs(again)
     assert (before.kernels, after.kernels) == ("torch", compiled.name)
     assert after.moved == pytest.approx(before.moved, rel=1e-3)
-    assert not run(engine, ask("a", adapter=A)).of(AdapterLoaded), "it stays there"
+
+
+def test_a_part_of_a_proof_is_short_also_where_nobody_waits(llama: Path, plain: Path, monkeypatch) -> None:
+    """A command waits for it: a request may come at any time."""
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.HURRY_SECONDS", 0.02)
+    compare = vars(AdapterProof)["_compare"]
+
+    def slow(self: AdapterProof, *of):
+        time.sleep(0.02)
+        return compare(self, *of)
+
+    monkeypatch.setattr(AdapterProof, "_compare", slow)
+    engine = proving_engine(llama)
+    order(engine, A, plain)
+    ran, steps = EngineRun(), 0
+    while not ran.of(ProofEnded):
+        ran.take(engine)
+        steps += 1
+    assert steps > len(engine.info.target_modules) / 2
 
 
 def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
@@ -264,7 +333,7 @@ def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, mon
     begun, begin = [], Prover.begin
     monkeypatch.setattr(Prover, "begin", lambda self, *of: begun.append(begin(self, *of)) or begun[-1])
     ran = run(engine, ask("base", max_tokens=60), steps=1)
-    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    order(engine, A, plain)
     while not begun:
         step_beside_load(engine, ran)
     engine.drop_adapter(A)
@@ -275,7 +344,8 @@ def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, mon
             break
         deadline.wait(0.01)
     assert not any(one.name == "adapter-proof" for one in threading.enumerate())
-    assert not ran.of(AdapterProved)
+    assert proofs(ran) == []
+    assert len(ran.of(ProofEnded)) == 1
 
 
 def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: Path, plain: Path, monkeypatch) -> None:
@@ -287,7 +357,7 @@ def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: 
 
     monkeypatch.setattr(ExpectedResults, "_changed", slow)
     engine = proving_engine(llama)
-    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    order(engine, A, plain)
     ran = run(engine, ask("tuned", adapter=A), ask("base"), steps=1)
     while not ran.last.get("base") or ran.last["base"].finish is None:
         ran.take(engine)
@@ -308,8 +378,22 @@ def test_a_file_that_changed_after_its_load_fails_the_proof_as_a_load(
         return begin(self, *of)
 
     monkeypatch.setattr(Prover, "begin", changes)
-    (failed,) = prove(proving_engine(llama), A, folder).of(AdapterFailed)
-    assert failed.error.code == "adapter_fetch_failed"
+    (ended,) = prove(proving_engine(llama), A, folder).of(ProofEnded)
+    assert ended.found.code == "adapter_fetch_failed"
+
+
+def test_a_proof_for_which_a_disk_never_answers_is_given_up_and_says_so(llama: Path, plain: Path, monkeypatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(ExpectedResults, "_all", lambda _: iter([answers.wait(60)][:0]))
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.MAX_SILENT_SECONDS", 0.05)
+    engine = proving_engine(llama)
+    order(engine, A, plain)
+    ran = run(engine, ask("tuned", adapter=A), ask("base"))
+    answers.set()
+    (ended,) = ran.of(ProofEnded)
+    assert ended.found.code == "adapter_fetch_failed"
+    assert ran.last["tuned"].error is ended.found
+    assert len(ran.tokens["base"]) == 40
 
 
 def test_a_device_that_computes_by_itself_proves_as_well(llama: Path, plain: Path, monkeypatch) -> None:
@@ -331,13 +415,13 @@ def test_a_slab_with_which_the_proof_fails_is_removed(
         while not (written := engine.slabs_written()):
             assert engine.idle() is not None
     assert written[0].bytes == slab.stat().st_size
-    engine.load_adapter(A, layout, prove=True)
-    (failed,) = run(engine).of(AdapterFailed)
-    assert isinstance(failed.error, AdapterUnproved)
+    engine.load_adapter(A, layout, proof=ProofOrder(1))
+    (ended,) = run(engine).of(ProofEnded)
+    assert isinstance(ended.found, AdapterUnproved)
     wait_until(lambda: not slab.exists())
-    engine.load_adapter(A, layout, prove=True)
+    engine.load_adapter(A, layout, proof=ProofOrder(2))
     ran = run(engine)
-    assert len(ran.of(AdapterProved)) == 1
+    assert len(proofs(ran)) == 1
     assert ran.of(AdapterLoaded)[0].lacks_slab
 
 
@@ -348,9 +432,9 @@ def test_an_adapter_is_proved_from_its_slab(llama: Path, plain: Path, tmp_path: 
     engine.write_slab(1, layout)
     while not engine.slabs_written():
         assert engine.idle() is not None
-    engine.load_adapter(A, layout, prove=True)
+    engine.load_adapter(A, layout, proof=ProofOrder(1))
     ran = run(engine)
-    assert len(ran.of(AdapterProved)) == 1
+    assert len(proofs(ran)) == 1
     assert not ran.of(AdapterLoaded)[0].lacks_slab
 
 
@@ -366,7 +450,9 @@ def test_an_engine_proves_only_if_it_is_told_to(llama: Path, plain: Path) -> Non
     assert not engine.info.proves
     ran = prove(engine, A, plain)
     assert len(ran.of(AdapterLoaded)) == 1
-    assert not ran.of(AdapterProved)
+    assert len(ran.of(ProofEnded)) == 1, "each order is answered"
+    assert not proofs(ran)
+    assert len(run(engine, ask("a", adapter=A)).tokens["a"]) == 40
     assert not Settings().engine_config(llama).prove_adapters
     assert Settings(prove_adapters=True).engine_config(llama).prove_adapters
 

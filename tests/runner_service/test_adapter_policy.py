@@ -36,7 +36,7 @@ from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.adapters.residency import Residency
 from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged, write_slab
 from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
@@ -93,8 +93,8 @@ class Runner:
             proves_with=KERNELS[0],
         )
         self.kernels = KERNELS[0]
-        self.to_prove: dict[Digest, tuple[str, ...]] = {}
-        """What the engine is asked to prove → by which kernels it is proved, as it was told"""
+        self.to_prove: dict[Digest, ProofOrder] = {}
+        """The orders that the engine has not answered"""
         self.undone: list[Any] = []
         self.orders: dict[int, Order] = {}
         self.waiters: dict[int, tuple[Digest, str]] = {}
@@ -124,7 +124,7 @@ class Runner:
                     assert life.held is not None
                     assert life.checked is not None or (order is not None and not order.check)
                     if order is not None and order.check:
-                        assert self.policy.proves_with in life.proved_by, "a revision is ready before it is proved"
+                        assert life.proved, "a revision is ready before it is proved"
                     if order is None:
                         self.waiters.pop(effect.who)
                 case effects.Fail():
@@ -132,8 +132,8 @@ class Runner:
                     manifest = order.manifest if order is not None else self.waiters.pop(effect.who)[1]
                     self.tells_only_of(effect.failure, manifest.partition("/")[0])
                 case LoadAdapter():
-                    assert effect.prove
-                    self.to_prove[effect.digest] = effect.proved_by
+                    if effect.proof is not None:
+                        self.to_prove[effect.digest] = effect.proof
                 case DropAdapter():
                     self.to_prove.pop(effect.digest, None)
                 case effects.ForgetPartial():
@@ -189,11 +189,12 @@ class Runner:
                 return self.cache.contents(effect.capacity)
 
     def prove(self, digest: Digest) -> None:
-        """The engine does what it was asked for. It is quiet if it knows of a proof by its kernels."""
-        if self.kernels in self.to_prove.pop(digest, (self.kernels,)):
+        """The engine does what it was ordered to do."""
+        order = self.to_prove.pop(digest, None)
+        if order is None:
             return
         proof = Proof(self.kernels, 1.0, 0.0)
-        self.tell(self.policy.engine_proved, digest, proof)
+        self.tell(self.policy.engine_proved, digest, order.number, proof)
         life = self.policy.get(digest)
         if life is not None and life.held is not None and not self.shared.disk_full:
             self.checks.keep_proof(life.held, proof)
@@ -237,8 +238,7 @@ class Runner:
         for life in self.policy:
             if life.pending is not None:
                 assert number_of(life) == life.pending.number, f"{life} waits for nothing"
-            proved = self.to_prove.get(life.digest)
-            answers = life.pending is not None or (proved is not None and self.policy.proves_with not in proved)
+            answers = life.pending is not None or life.digest in self.to_prove
             assert not life.orders or answers, f"{life} has orders that nothing answers"
             assert not life.waiters or not life.ready, f"{life} is ready, and requests wait for it"
             assert life.held is not None or life.pending is not None or not life.look, f"{life} is not looked for"
@@ -369,7 +369,9 @@ class SharedCache(RuleBasedStateMachine):
     def engine_fails(self, at: int, name: str) -> None:
         runner, digest = self.runners[at], self.digests[name]
         failure = Failure.of(AdapterFetchFailed("the files have changed"))
-        runner.tell(runner.policy.engine_failed, digest, failure)
+        if (order := runner.to_prove.pop(digest, None)) is not None:
+            runner.tell(runner.policy.engine_proved_not, digest, order.number, failure)
+        runner.tell(runner.policy.engine_failed, digest)
 
     @rule(at=runner, name=name)
     def engine_proves(self, at: int, name: str) -> None:
@@ -378,8 +380,9 @@ class SharedCache(RuleBasedStateMachine):
     @rule(at=runner, name=name)
     def engine_proves_not(self, at: int, name: str) -> None:
         runner, digest = self.runners[at], self.digests[name]
-        if runner.to_prove.pop(digest, None) is not None:
-            runner.tell(runner.policy.engine_failed, digest, Failure.of(AdapterUnproved("its results are wrong")))
+        if (order := runner.to_prove.pop(digest, None)) is not None:
+            wrong = Failure.of(AdapterUnproved("its results are wrong"))
+            runner.tell(runner.policy.engine_proved_not, digest, order.number, wrong)
             life = runner.policy.get(digest)
             assert life is None or not life.orders
             assert life is None or life.pending is not None or not life.waiters
@@ -509,7 +512,7 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
     held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
     (find,) = told.order(an_order(1))
     assert effects.Succeed(1, DIGEST) in told.answered(find.number, held)
-    told.engine_failed(DIGEST, Failure.of(AdapterFetchFailed("changed")))
+    told.engine_failed(DIGEST)
     (find,) = told.order(an_order(2))
     done = told.answered(find.number, replace(held, certification=None))
     assert kinds(done) == [effects.Release, effects.Check]

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -9,12 +10,13 @@ import pytest
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest
-from motet.errors import AdapterUnproved, Overloaded
+from motet.errors import AdapterUnproved, MotetError, Overloaded
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import MAX_KERNELS, MAX_PROOF_FILES, ProofKey
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.policy.proof_orders import MAX_AGAIN
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
-from motet_runner.interface import AdapterFailed, AdapterLoaded, AdapterProved
+from motet_runner.interface import AdapterFailed, AdapterLoaded, ProofEnded
 from tests.runner_service.test_registry import BASE_DIGEST, RegistrySetup
 from tests.support.adapter_fetches import settle
 from tests.support.in_process_runner import write_adapter
@@ -42,16 +44,20 @@ class Proving(RegistrySetup):
                 await asyncio.sleep(0.001)
         await settle(self.adapters)
         asked = [one for one in self.posted if isinstance(one, LoadAdapter)][-1]
-        assert asked.prove
+        assert asked.proof is not None
         return asked
 
-    async def proves(self, digest: Digest, moved: float = 1.0, composition: float = 0.0) -> None:
-        self.adapters.on_proved(AdapterProved(digest, Proof(self.kernels, moved, composition)))
+    async def proves(self, asked: LoadAdapter, moved: float = 1.0, composition: float = 0.0) -> None:
+        await self.answers(asked, Proof(self.kernels, moved, composition))
+
+    async def answers(self, asked: LoadAdapter, found: Proof | MotetError):
+        life = self.adapters.on_proof_ended(ProofEnded(asked.proof.number, asked.digest, found))
         await settle(self.adapters)
+        return life
 
     async def proved(self, n: int, **config):
         order = self.order(n, **config)
-        await self.proves((await self.asked()).digest)
+        await self.proves(await self.asked())
         self.posted.clear()
         return await order
 
@@ -66,11 +72,13 @@ def setup(tmp_path):
 async def test_an_order_is_answered_once_the_engine_has_proved_the_adapter(setup):
     order = setup.order(1)
     asked = await setup.asked()
-    assert asked.proved_by == ()
+    assert not asked.proof.serves_meanwhile
     setup.adapters.on_loaded(AdapterLoaded(asked.digest, 10, 0.1))
     await settle(setup.adapters)
     assert not order.done()
-    await setup.proves(asked.digest)
+    await setup.proves(replace(asked, proof=ProofOrder(99)))
+    assert not order.done(), "the answer is to another order"
+    await setup.proves(asked)
     life = await order
     assert life.digest == asked.digest
     assert life.certificate.max_delta_to_base == 1.0
@@ -88,18 +96,19 @@ async def test_requests_need_not_wait_here_for_a_proof(setup):
 
 async def test_an_adapter_that_hardly_acts_is_certified_with_a_warning(setup):
     order = setup.order(1)
-    await setup.proves((await setup.asked()).digest, moved=1e-5, composition=1e-4)
+    await setup.proves(await setup.asked(), moved=1e-5, composition=1e-4)
     assert "hardly changes anything" in (await order).certificate.warnings[0]
 
 
 async def test_what_is_not_proved_is_refused_and_the_former_revision_stays(setup):
     before = await setup.proved(1)
     order = setup.order(1, r=8)
-    digest = (await setup.asked()).digest
+    asked = await setup.asked()
+    digest = asked.digest
     assert digest != before.digest
     waiting = asyncio.create_task(setup.adapters.wait_for(digest))
     await asyncio.sleep(0)
-    told = setup.adapters.on_failed(AdapterFailed(digest, AdapterUnproved("wrong", reason="ProofFailed")))
+    told = await setup.answers(asked, AdapterUnproved("wrong", reason="ProofFailed"))
     with pytest.raises(AdapterUnproved) as refused:
         await order
     assert refused.value.reason == "ProofFailed"
@@ -111,29 +120,36 @@ async def test_what_is_not_proved_is_refused_and_the_former_revision_stays(setup
     waiting.cancel()
     again = setup.order(1, r=8)
     setup.posted.clear()
-    assert (await setup.asked()).digest == digest, "whoever orders it again has it proved again"
-    await setup.proves(digest)
+    asked = await setup.asked()
+    assert asked.digest == digest, "whoever orders it again has it proved again"
+    await setup.proves(asked)
     assert (await again).digest == digest
 
 
-async def test_a_load_that_fails_for_another_reason_fails_the_order_and_not_the_bytes(setup):
+async def test_a_proof_that_is_given_up_fails_the_order_and_not_the_bytes(setup):
     order = setup.order(1)
-    digest = (await setup.asked()).digest
+    asked = await setup.asked()
+    digest = asked.digest
+    await setup.answers(asked, Overloaded("no memory"))
     setup.adapters.on_failed(AdapterFailed(digest, Overloaded("no memory")))
     with pytest.raises(Overloaded):
         await order
     await settle(setup.adapters)
     assert setup.adapters.get(digest) is not None
+    setup.posted.clear()
+    setup.adapters.for_request(digest)
+    again = await setup.asked()
+    assert again.proof.number > asked.proof.number, "the next request has it proved"
 
 
 async def test_an_order_that_is_taken_back_while_its_proof_is_awaited_gets_no_answer(setup):
     order = setup.order(1)
-    digest = (await setup.asked()).digest
+    asked = await setup.asked()
     order.cancel()
     await settle(setup.adapters)
-    assert not setup.adapters.get(digest).orders
-    await setup.proves(digest)
-    assert (await setup.order(1)).digest == digest
+    assert not setup.adapters.get(asked.digest).orders
+    await setup.proves(asked)
+    assert (await setup.order(1)).digest == asked.digest
 
 
 async def test_an_order_for_what_is_dropped_meanwhile_is_proved_and_answered(setup, monkeypatch):
@@ -149,7 +165,7 @@ async def test_an_order_for_what_is_dropped_meanwhile_is_proved_and_answered(set
     await checks.wait()
     (life,) = setup.adapters.policy
     setup.adapters.policy.drop(life.digest)
-    await setup.proves((await setup.asked()).digest)
+    await setup.proves(await setup.asked())
     assert (await order).digest == life.digest
 
 
@@ -161,7 +177,9 @@ async def test_a_restart_proves_nothing_anew(setup, tmp_path):
     assert (life.digest, again.posted) == (first.digest, [])
     assert life.certificate.max_delta_to_base == 1.0
     assert again.adapters.for_request(life.digest) is life
-    assert again.posted == [LoadAdapter(life.digest, life.checked.layout, True, ("torch",))]
+    again.adapters.tick()
+    await settle(again.adapters)
+    assert again.posted == [LoadAdapter(life.digest, life.checked.layout)]
     again.adapters.close()
 
 
@@ -176,33 +194,87 @@ async def test_a_restart_proves_nothing_anew(setup, tmp_path):
     ],
     ids=lambda change: next(iter(change)),
 )
-async def test_after_a_change_an_adapter_is_proved_again_and_requests_are_served_meanwhile(setup, tmp_path, change):
+async def test_after_a_change_an_adapter_serves_on_and_is_proved_again(setup, tmp_path, change):
     first = await setup.proved(1)
     setup.adapters.close()
     changed = Proving(tmp_path, **change)
-    order = changed.order(1)
+    life = await changed.order(1)
+    assert life.digest == first.digest
+    assert changed.posted == [], "nobody waits for the proof"
+    changed.adapters.tick()
     asked = await changed.asked()
-    assert asked.proved_by == (("torch",) if "kernels" in change else ())
-    assert changed.adapters.for_request(first.digest) is not None
-    assert not order.done()
-    await changed.proves(first.digest)
-    await order
+    assert asked.proof.serves_meanwhile
+    assert changed.adapters.for_request(first.digest) is life
+    changed.posted.clear()
+    await changed.proves(asked)
+    changed.adapters.tick()
+    await settle(changed.adapters)
+    assert changed.posted == [], "it is proved once"
     changed.adapters.close()
     back = Proving(tmp_path, **change)
     await back.order(1)
+    back.adapters.tick()
+    await settle(back.adapters)
     assert back.posted == []
     back.adapters.close()
 
 
-async def test_other_kernels_that_have_proved_it_before_end_the_wait(setup, tmp_path):
-    await setup.proved(1)
+async def test_a_request_for_what_is_proved_again_brings_the_order_with_its_load(setup, tmp_path):
+    first = await setup.proved(1)
     setup.adapters.close()
     compiled = Proving(tmp_path, "cpp")
-    order = compiled.order(1)
-    await compiled.asked()
-    compiled.adapters.on_kernels("torch")
-    await order
+    await compiled.order(1)
+    compiled.adapters.expect(first.digest, 10.0)
+    assert (await compiled.asked()).proof.serves_meanwhile
     compiled.adapters.close()
+
+
+async def test_other_kernels_prove_all_again_a_few_at_a_time(tmp_path):
+    setup = Proving(tmp_path, capacity=8)
+    proved = {(await setup.proved(n)).digest for n in range(4)}
+    setup.adapters.on_kernels("cpp")
+    asked = list(setup.posted)
+    assert len(asked) == MAX_AGAIN
+    setup.kernels = "cpp"
+    while asked:
+        one = asked.pop(0)
+        before = len(setup.posted)
+        await setup.proves(one)
+        assert one.digest in proved
+        proved.discard(one.digest)
+        asked += setup.posted[before:]
+        assert len(asked) <= MAX_AGAIN
+    assert not proved
+    setup.adapters.on_kernels("torch")
+    assert len(setup.posted) == 4, "these have proved all before"
+    setup.adapters.close()
+
+
+async def test_a_later_proof_that_fails_takes_the_adapter_out_of_service_and_is_told(setup, tmp_path):
+    life = await setup.proved(1)
+    setup.adapters.on_kernels("cpp")
+    (asked,) = setup.posted
+    told = await setup.answers(asked, AdapterUnproved("wrong", reason="ProofFailed"))
+    assert [ref.name for ref in told.refs] == ["a1"]
+    assert DropAdapter(life.digest) in setup.posted
+    assert setup.adapters.for_request(life.digest) is None
+    setup.adapters.close()
+    again = Proving(tmp_path)
+    order = again.order(1)
+    assert not (await again.asked()).proof.serves_meanwhile, "what it was proved by before does not count any more"
+    assert not order.done()
+    again.adapters.close()
+
+
+async def test_a_later_proof_that_is_given_up_is_ordered_again_later(setup):
+    life = await setup.proved(1)
+    setup.adapters.on_kernels("cpp")
+    (asked,) = setup.posted
+    await setup.answers(asked, Overloaded("no memory"))
+    assert setup.adapters.for_request(life.digest) is life
+    setup.adapters.tick()
+    await settle(setup.adapters)
+    assert len([one for one in setup.posted if isinstance(one, LoadAdapter) and one.proof != asked.proof]) >= 1
 
 
 @pytest.mark.parametrize(
@@ -227,8 +299,9 @@ async def test_a_forged_or_damaged_proof_is_not_believed(setup, tmp_path, forge)
     kept.write_bytes(forge(kept.read_bytes()))
     again = Proving(tmp_path)
     order = again.order(1)
-    assert (await again.asked()).proved_by == ()
-    await again.proves(first.digest)
+    asked = await again.asked()
+    assert not asked.proof.serves_meanwhile
+    await again.proves(asked)
     await order
     again.adapters.close()
 
@@ -244,7 +317,7 @@ async def test_a_proof_is_for_one_adapter(setup, tmp_path):
     for name in (of_first.name, next(iter(_names(again, second)))):
         (again.cache.path_of(second) / name).write_bytes(of_first.read_bytes())
     again.order(2)
-    assert (await again.asked()).proved_by == ()
+    assert not (await again.asked()).proof.serves_meanwhile
     again.adapters.close()
 
 
@@ -258,10 +331,11 @@ async def test_a_disk_that_takes_no_proof_costs_only_another_proof(setup, tmp_pa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     order = setup.order(1)
-    digest = (await setup.asked()).digest
+    asked = await setup.asked()
+    digest = asked.digest
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        await setup.proves(digest)
+        await setup.proves(asked)
     await order
     setup.adapters.close()
     again = Proving(tmp_path)
@@ -274,11 +348,15 @@ async def test_proofs_of_many_engines_and_kernels_are_bounded(setup, tmp_path):
     first = await setup.proved(1)
     for number in range(MAX_KERNELS + 3):
         setup.kernels = f"kernels {number}"
-        await setup.proves(first.digest)
+        setup.posted.clear()
+        setup.adapters.on_kernels(setup.kernels)
+        await setup.proves(await setup.asked())
     setup.adapters.close()
     for number in range(MAX_PROOF_FILES + 3):
         one = Proving(tmp_path, version=f"version {number}")
-        await one.proved(1)
+        await one.order(1)
+        one.adapters.tick()
+        await one.proves(await one.asked())
         one.adapters.close()
     assert len(list(first.held.folder.glob("proofs-*.json"))) == MAX_PROOF_FILES
     newest = Proving(tmp_path, version=f"version {MAX_PROOF_FILES + 2}")
@@ -295,7 +373,10 @@ async def test_a_folder_that_goes_while_its_proof_is_awaited_is_fetched_again(se
     setup.adapters.tick()
     again = await setup.asked()
     assert again.digest == asked.digest
-    await setup.proves(asked.digest)
+    assert again.proof.number > asked.proof.number, "of other files"
+    await setup.proves(asked)
+    assert not order.done()
+    await setup.proves(again)
     assert (await order).held.inode != held.inode
 
 
@@ -304,5 +385,5 @@ async def test_an_engine_that_proves_nothing_serves_as_before(tmp_path):
     life = await setup.ensure(1, DEVICE)
     assert setup.posted == [LoadAdapter(life.digest, life.checked.layout)]
     setup.adapters.on_kernels("any")
-    assert setup.adapters.policy.proves_with is None
+    assert setup.adapters.policy.proofs.kernels is None
     setup.adapters.close()

@@ -246,6 +246,10 @@ class AdapterUnproved(AdapterError):
     public_message = "The adapter was not proved: its results are wrong, or it changes nothing"
 
 
+PROOF_FAILED = "ProofFailed"
+"""The reason of an AdapterUnproved whose results are wrong. Its runner may be the cause, so another one is asked."""
+
+
 class AdapterFetchFailed(AdapterError):
     """The adapter's files are missing, cannot be read, or have another digest. The adapter's status names the file."""
 

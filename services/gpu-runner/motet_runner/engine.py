@@ -189,7 +189,6 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,
         )
-        self.planner.kernels_changed(choice.state.serving)
         self._masks = SequenceMasks(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
@@ -319,7 +318,7 @@ class Engine(PlannedEngine):
         if wait == 0:
             self._prover.weights_changed()
         if self._kernel_choice.state.serving != before.serving:
-            self.planner.kernels_changed(self._kernel_choice.state.serving)
+            self.planner.kernels_changed()
             if self.planner.cap is not None:
                 self.planner.cap.forget()
         if self._slabs.busy:

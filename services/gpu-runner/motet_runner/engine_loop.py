@@ -14,7 +14,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import Clock
 from motet.domain import RequestId
-from motet.errors import Declined, MotetError
+from motet.errors import AdapterUnproved, Declined, MotetError
 from motet.rpc.message_failures import known_error
 from motet.time_split import TimePart, TimeSplit
 from motet_runner.engine_messages import (
@@ -40,7 +40,6 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
-    AdapterProved,
     DecodedTokens,
     Engine,
     Event,
@@ -49,6 +48,7 @@ from motet_runner.interface import (
     OrderRefused,
     OverflowAhead,
     ParkedNow,
+    ProofEnded,
     ResumedNow,
     SequenceOutput,
     SlabWritten,
@@ -82,6 +82,7 @@ class _LiveSequence:
     epoch: int
     choice: int
     stream: int
+    first_index: int
     next_index: int
     split: TimeSplit
     reported_state: tuple[State, int, bool] | None = None
@@ -116,9 +117,7 @@ class EngineLoop:
             Resume: lambda c: engine.resume(c.request, c.epoch, c.promise, number=c.number),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
-            LoadAdapter: lambda c: engine.load_adapter(
-                c.digest, c.layout, pinned=c.pinned, prove=c.prove, proved_by=c.proved_by
-            ),
+            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout, pinned=c.pinned, proof=c.proof),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
             WriteSlab: lambda c: engine.write_slab(c.number, c.layout),
             ReportNow: self._want_report,
@@ -149,8 +148,10 @@ class EngineLoop:
                 if live is not None and live.epoch == epoch:
                     message = self._say_end(request, live, Finish.FAILED)
                     message.failure.CopyFrom(error.to_proto())
-            case LoadAdapter(digest):
+            case LoadAdapter(digest, _, proof):
                 self._on_event(AdapterFailed(digest, error))
+                if proof is not None:
+                    self._on_event(ProofEnded(proof.number, digest, error))
             case WriteSlab(number):
                 self._on_event(SlabWritten(number, 0))
             case DropAdapter() | SetSupervised() | SetOvercommit() | ReportNow():
@@ -228,7 +229,8 @@ class EngineLoop:
             self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
             return
         split = TimeSplit(TimePart.PENALTY if new.delivered else TimePart.QUEUE, command.received)
-        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered), split)
+        first = len(new.delivered)
+        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, first, first, split)
 
     def _compiled(self, command: Add, found: RowMask | MotetError) -> None:
         new = command.sequence
@@ -337,6 +339,8 @@ class EngineLoop:
             live = live_of.get(request)
             if live is None or live.epoch != output.epoch:
                 continue  # cancelled or placed again while its last iteration ran
+            if output.error is not None and self._declines(output, live):
+                continue
             step = steps.get(live.stream)
             if step is None:
                 step = steps[live.stream] = self._step_for(live.stream)
@@ -361,6 +365,17 @@ class EngineLoop:
                 self._finish(output, live, message)
         self._batch.generated += generated
 
+    def _declines(self, output: SequenceOutput, live: _LiveSequence) -> bool:
+        """Another runner may compute right what this one does not: until it has given a token, it declines."""
+        if not isinstance(output.error, AdapterUnproved) or live.next_index != live.first_index:
+            return False
+        del self._live[output.request]
+        self._note_last_number(output.request, output.promise_number)
+        refused = SequenceRefused(output.request, live.epoch, live.stream, output.error)
+        self._batch.refused.append(refused)
+        self._batch.report_now |= live.reported_alone
+        return True
+
     def _finish(self, output: SequenceOutput, live: _LiveSequence, message: runner_pb2.SequenceStep) -> None:
         finish = output.finish
         if finish is None or output.error is not None:
@@ -381,7 +396,7 @@ class EngineLoop:
                 self._report_state(request, epoch, (State.PARKED, 0, False))
             case OverflowAhead() | ResumedNow() | OrderRefused():
                 pass  # gateways do not need these
-            case AdapterLoaded() | AdapterProved() | AdapterEvicted() | AdapterFailed():
+            case AdapterLoaded() | ProofEnded() | AdapterEvicted() | AdapterFailed():
                 pass  # gateways do not need these
             case SlabWritten():
                 pass

@@ -11,6 +11,7 @@ from motet.errors import MotetError
 from motet.settings import ProcessSettings
 from motet.time_split import PartSeconds
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import ProofOrder
 from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event, Finish, NewSequence
 
 
@@ -87,8 +88,7 @@ class SetOvercommit:
 class LoadAdapter:
     digest: Digest
     layout: AdapterLayout
-    prove: bool = False
-    proved_by: tuple[str, ...] = ()
+    proof: ProofOrder | None = None
     """See `Engine.load_adapter`."""
     pinned: bool = False
     """The platform wants the adapter resident, also without requests."""

@@ -3,7 +3,7 @@
 The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from motet.grammars.grammar import Grammar
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.row_mask import RowMask
 
 Sampling = sampling.Sampling
@@ -236,11 +236,14 @@ class SlabWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterProved:
-    """The results of the adapter on the device are right. It may serve with these kernels."""
+class ProofEnded:
+    """The answer to the order to prove an adapter. Each order gets one."""
 
+    number: int
+    """Of the order"""
     digest: Digest
-    proof: Proof
+    found: Proof | MotetError
+    """An AdapterUnproved if the adapter's results are wrong; another error if the engine has given up"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,7 @@ Event = (
     | ResumedNow
     | OrderRefused
     | AdapterLoaded
-    | AdapterProved
+    | ProofEnded
     | SlabWritten
     | AdapterEvicted
     | AdapterFailed
@@ -516,16 +519,16 @@ class Engine(Protocol):
         layout: AdapterLayout,
         *,
         pinned: bool = False,
-        prove: bool = False,
-        proved_by: Collection[str] = (),
+        proof: ProofOrder | None = None,
     ) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.
         Idempotent. `motet_runner.adapters.certification` makes the layout. `pinned`: it leaves the device last.
 
-        `prove`: unless the kernels that serve are among `proved_by`, or have proved it here, they prove the adapter
-        before it serves, and it loads for that even if nobody waits for it. Then comes AdapterProved, or AdapterFailed
-        with AdapterUnproved. What is on the device unproved loads again once no sequence is live on it. An engine whose
-        `info.proves` is false ignores this.
+        `proof`: the kernels that serve are to prove the adapter, which loads for that even if nobody waits for it. A
+        ProofEnded answers each order. An order with the same number as the last one is that order, told again; one
+        with another number takes its place. A new adapter serves only once it is proved, unless it
+        `serves_meanwhile`. With an AdapterUnproved, all its sequences end with that error, and later ones are refused,
+        until there is another order.
         """
 
     def drop_adapter(self, digest: Digest) -> None:

@@ -14,11 +14,13 @@ import structlog
 
 from motet.api.v1 import runner_pb2
 from motet.clock import every
+from motet.errors import AdapterUnproved
 from motet.settings import Addresses
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.transport import ServerStream
 from motet_runner.accepted_requests import AcceptedRequests, has_work
+from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
 from motet_runner.engine_messages import Command, EngineOutputs, ReportNow
@@ -28,12 +30,12 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
-    AdapterProved,
     EngineReport,
     Event,
     OrderRefused,
     OverflowAhead,
     ParkedNow,
+    ProofEnded,
     ResumedNow,
     SlabWritten,
     StateChanged,
@@ -230,9 +232,8 @@ class LoadedRunner:
                 self._metrics.adapter_pause_seconds.observe(event.pause)
                 if (one := self.adapters.on_loaded(event)) is not None and not self.scheduler.adapter_changed(one):
                     self._engine.post(ReportNow())
-            case AdapterProved():
-                log.info("adapter_proved", adapter=event.digest, **event.proof._asdict())
-                self.adapters.on_proved(event)
+            case ProofEnded():
+                self._on_proof_ended(event)
             case AdapterEvicted():
                 one = self.adapters.on_evicted(event)
                 if one is None or one.drop_when_idle or not self.scheduler.adapter_changed(one):
@@ -245,6 +246,18 @@ class LoadedRunner:
                 self.adapters.on_slab(event)
             case StateChanged():
                 pass  # the gateway gets it with a step
+
+    def _on_proof_ended(self, event: ProofEnded) -> None:
+        """The scheduler is told also of proofs that no order of it waits for."""
+        one = self.adapters.on_proof_ended(event)
+        if isinstance(event.found, Proof):
+            log.info("adapter_proved", adapter=event.digest, **event.found._asdict())
+            if one is not None:
+                self.scheduler.adapter_changed(one)
+            return
+        log.warning("adapter_not_proved", adapter=event.digest, reason=event.found.message)
+        if one is not None and isinstance(event.found, AdapterUnproved):
+            self.scheduler.adapter_changed(one, event.found)
 
     def request_report(self) -> None:
         """Ask the engine for a report. An engine that has not answered the previous call is busy or hangs: then its

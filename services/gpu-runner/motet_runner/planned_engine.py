@@ -3,15 +3,23 @@
 Subclasses add `step` and `idle`, with a model, a function, or a simulation of iterations. No torch.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import StructuredOutputUnavailable
+from motet.errors import AdapterError, StructuredOutputUnavailable
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, SlabWritten, State
+from motet_runner.adapters.proof import ProofOrder
+from motet_runner.interface import (
+    EngineAdapterReport,
+    EngineInfo,
+    EngineReport,
+    NewSequence,
+    ProofEnded,
+    SlabWritten,
+    State,
+)
 from motet_runner.plan import Planner
 from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
@@ -62,12 +70,13 @@ class PlannedEngine:
         layout: AdapterLayout,
         *,
         pinned: bool = False,
-        prove: bool = False,
-        proved_by: Collection[str] = (),
+        proof: ProofOrder | None = None,
     ) -> None:
-        self.planner.commands.load_adapter(
-            digest, layout, pinned=pinned, prove=prove and self.info.proves, proved_by=proved_by
-        )
+        if proof is not None and not self.info.proves:
+            refused = ProofEnded(proof.number, digest, AdapterError("This engine proves no adapters."))
+            self.planner.sequences.events.append(refused)
+            proof = None
+        self.planner.commands.load_adapter(digest, layout, pinned=pinned, proof=proof)
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")

@@ -23,13 +23,13 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
-    AdapterProved,
     Event,
     Finish,
     NewSequence,
     OrderRefused,
     OverflowAhead,
     ParkedNow,
+    ProofEnded,
     ResumedNow,
     Sampling,
     StateChanged,
@@ -224,7 +224,7 @@ class SimulatedRunner:
                     self._report_adapter(self._refs[event.digest], event.digest, AdapterStage.CERTIFIED)
                 else:
                     self._clock.at(self._clock.now, self.ask_report)  # only a report tells that it is gone altogether
-            case AdapterFailed() | AdapterProved() | StateChanged():
+            case AdapterFailed() | ProofEnded() | StateChanged():
                 pass
 
     def _report_adapter(

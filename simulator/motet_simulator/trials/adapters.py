@@ -168,6 +168,9 @@ class SimulatedAdapterFiles:
     async def keep_proof(self, held: Held, proof: Proof) -> None:
         """Its engines prove nothing."""
 
+    async def forget_proofs(self, held: Held) -> None:
+        """The same"""
+
     async def check(self, held: Held) -> Certification:
         await self._passes(CHECK_SECONDS)
         folder = _folder_of(held)

@@ -9,13 +9,14 @@ from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
 from motet.errors import AdapterError, AdapterUnproved
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.proof import Proof
-from motet_runner.interface import Event, Finish, Logprobs, NewSequence, Sampling
+from motet_runner.interface import Event, Finish, Logprobs, NewSequence, ProofEnded, Sampling
 from motet_runner.plan import (
     AdapterLoad,
     LoadArrived,
     LoadFailed,
     Planner,
     Preset,
+    ProofResult,
     RowStep,
     StepPlan,
     StepResult,
@@ -147,7 +148,13 @@ class FakeDevice:
         self.loads_fail: set[str] = set()
         self.unproved: set[str] = set()
         """Adapters whose proofs fail"""
-        self.proved: set[str] = set()
+        self.given_up_proofs: set[str] = set()
+        """Adapters whose proofs are given up"""
+        self.proof_parts = 1
+        """The number of plans that a proof takes"""
+        self.kernels = ""
+        self.proving: tuple[int, int, str] = 0, 0, ""
+        """The newest attempt: its number, how many of its parts are done, and the kernels with which it began"""
         self.disk_answers = True
         self.events: list[Event] = []
         self.steps = 0
@@ -207,6 +214,7 @@ class FakeDevice:
                 join.to_score,
             )
         arrived, failed = self._load_some(plan)
+        proved = self._prove_some(plan)
         self._check_adapters(plan)
         self.steps += bool(plan.rows)
         for step in plan.rows:
@@ -231,6 +239,7 @@ class FakeDevice:
             prompt_logprobs={row: one for row, one in scores.items() if one is not None},
             arrived=tuple(arrived),
             failed=tuple(failed),
+            proved=proved,
         )
         self.launched.append((plan, result))
 
@@ -252,14 +261,31 @@ class FakeDevice:
             self.loads[number] = load, until
             if until == pages:
                 del self.loads[number]
-                if load.prove and load.digest in self.unproved:
-                    failed.append(LoadFailed(number, AdapterUnproved("its results are wrong")))
-                    continue
-                proof = Proof(self.planner.adapters.proofs.kernels, 1.0, 0.0) if load.prove else None
-                arrived.append(LoadArrived(number, 0.5, proof=proof))
+                arrived.append(LoadArrived(number, 0.5))
                 self.adapters[load.digest] = pages
-                self.proved |= {load.digest} if load.prove else set()
         return arrived, failed
+
+    def _prove_some(self, plan: StepPlan) -> ProofResult | None:
+        """Do a part of the proof, or with a hurry all of them."""
+        step, (number, done, kernels) = plan.proof, self.proving
+        if step is None or step.number < number:
+            return None
+        for index in range(self.adapters[step.digest]):
+            for offset in range(self.page_tokens):
+                assert self.memory[step.first_page + index, offset] == (step.digest, index), "it is not there"
+        if step.number > number:
+            done, kernels = 0, self.kernels
+        elif done >= self.proof_parts:
+            return None  # it has ended, which the planner does not know yet
+        done += 0 if step.paused else self.proof_parts if plan.hurry else 1
+        self.proving = step.number, done, kernels
+        if done < self.proof_parts:
+            return None
+        if step.digest in self.unproved:
+            return ProofResult(step.number, AdapterUnproved("its results are wrong"))
+        if step.digest in self.given_up_proofs:
+            return ProofResult(step.number, AdapterError("its file is gone"))
+        return ProofResult(step.number, Proof(kernels, 1.0, 0.0))
 
     def _check_adapters(self, plan: StepPlan) -> None:
         used = {self.rows[step.row].adapter for step in plan.rows} - {BASE}
@@ -272,6 +298,9 @@ class FakeDevice:
     def _take_outputs(self) -> None:
         outputs, events = self.planner.take_outputs()
         self.events += events
+        for event in events:
+            if isinstance(event, ProofEnded) and isinstance(event.found, Proof):
+                assert event.found.kernels == self.kernels, "other kernels have proved it"
         for output in outputs:
             if output.error is not None:
                 self.given_up.append(output.request)

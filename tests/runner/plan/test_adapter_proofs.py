@@ -1,81 +1,161 @@
-"""When an adapter is proved: at once if nobody is there, beside others in what they leave, and in its turn."""
+"""When an adapter is proved: at once if nobody is there, beside others in what they leave, and in its turn. Each order
+is answered, once."""
 
+from collections import Counter
 from contextlib import suppress
-from itertools import pairwise
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 
-from motet.domain import Digest
-from motet.errors import AdapterUnproved, Declined
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, AdapterProved, ParkedNow, State
+from motet.domain import Digest, ParkMethod, RequestId
+from motet.errors import AdapterError, AdapterUnproved, Declined, MotetError
+from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, ProofEnded, State
 from motet_runner.plan import Planner
 from motet_runner.plan.adapter_proofs import MAX_PLANS_WAITED
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 from tests.runner.plan.test_resident_adapters import happened, here, know, state
 
 X, Y, Z = map(Digest, "xyz")
+NUMBERS = count(1)
 
 
-def prove(planner: Planner, proved_by: tuple[str, ...] = (), **pages: int) -> None:
-    for adapter, count in pages.items():
-        planner.commands.load_adapter(Digest(adapter), adapter_layout(count), prove=True, proved_by=proved_by)
+def prove(planner: Planner, *, meanwhile: bool = False, **pages: int) -> None:
+    for adapter, pages_of_it in pages.items():
+        order = ProofOrder(next(NUMBERS), serves_meanwhile=meanwhile)
+        planner.commands.load_adapter(Digest(adapter), adapter_layout(pages_of_it), proof=order)
 
 
 def proved(device: FakeDevice) -> list[str]:
-    return [event.digest for event in happened(device, AdapterProved)]
+    return [event.digest for event in happened(device, ProofEnded) if isinstance(event.found, Proof)]
 
 
-def test_a_proof_is_a_part_of_the_first_load_and_comes_once() -> None:
+def not_proved(device: FakeDevice) -> list[tuple[str, type[MotetError]]]:
+    answers = happened(device, ProofEnded)
+    return [(event.digest, type(event.found)) for event in answers if not isinstance(event.found, Proof)]
+
+
+def test_an_adapter_is_proved_once_it_has_arrived_and_once_for_each_order() -> None:
     planner = make_planner(max_adapters=1)
     device = FakeDevice(planner)
     prove(planner, x=2)
     device.run()
-    assert proved(device) == [X]
+    assert [type(event) for event in device.events] == [AdapterLoaded, ProofEnded]
     for name, adapter in (("a", "y"), ("b", "x")):
         know(planner, y=2)
         planner.commands.add(new(name, adapter=adapter))
         device.run()
     assert [event.digest for event in happened(device, AdapterLoaded)] == [X, Y, X]
     assert proved(device) == [X]
-    assert device.proved == {"x"}
 
 
-def test_what_the_present_kernels_have_proved_elsewhere_is_not_proved_again() -> None:
-    planner = make_planner()
-    planner.kernels_changed("cpp")
-    device = FakeDevice(planner)
-    prove(planner, ("torch", "cpp"), x=2)
-    prove(planner, ("torch",), y=2)
-    device.run()
-    assert here(planner) == {"x", "y"}
-    assert proved(device) == [Y]
-
-
-def test_whoever_asks_again_is_told_again() -> None:
+def test_an_order_that_is_told_again_is_the_same_order() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
-    prove(planner, x=2)
+    device.disk_answers = False
+    for _ in range(3):
+        planner.commands.load_adapter(X, adapter_layout(2), proof=ProofOrder(7))
+        device.step()
+    device.disk_answers = True
     device.run()
-    prove(planner, x=2)
+    assert [(event.number, event.digest) for event in happened(device, ProofEnded)] == [(7, X)]
+
+
+def test_another_order_takes_the_place_of_the_former_one_which_is_answered_too() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.disk_answers = False
+    planner.commands.load_adapter(X, adapter_layout(2), proof=ProofOrder(7))
+    device.step()
+    planner.commands.load_adapter(X, adapter_layout(2), proof=ProofOrder(8))
+    device.disk_answers = True
     device.run()
-    assert proved(device) == [X, X]
+    answers = happened(device, ProofEnded)
+    assert [(event.number, type(event.found)) for event in answers] == [(7, AdapterError), (8, Proof)]
+
+
+def test_an_adapter_on_the_device_is_proved_there_beside_its_sequences() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.proof_parts = 5
+    know(planner, x=2)
+    planner.commands.add(new("a", adapter="x", max_tokens=30))
+    device.step()
+    device.step()
+    prove(planner, x=2)
+    while not proved(device):
+        before = device.iterations["a"]
+        device.step()
+        assert device.iterations["a"] == before + 1
+    device.run()
     assert len(happened(device, AdapterLoaded)) == 1
-    prove(planner, (planner.adapters.proofs.kernels,), x=2)
+    assert len(device.finished["a"][0]) == 30
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_only_what_was_proved_before_serves_before_its_proof(meanwhile: bool) -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.proof_parts = 12
+    planner.commands.add(new("plain", max_tokens=60))
+    device.step()
+    prove(planner, meanwhile=meanwhile, x=2)
+    planner.commands.add(new("tuned", adapter="x", max_tokens=4))
+    while "tuned" not in device.finished:
+        device.step()
+    assert bool(proved(device)) is not meanwhile
     device.run()
-    assert proved(device) == [X, X]
+    assert proved(device) == [X]
+
+
+def test_an_adapter_that_may_serve_after_all_serves_at_once() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.proof_parts = 1000
+    planner.commands.add(new("plain", max_tokens=60))
+    device.step()
+    prove(planner, x=2)
+    planner.commands.add(new("tuned", adapter="x", max_tokens=4))
+    for _ in range(10):
+        device.step()
+    assert state(planner, "tuned") is State.LOADING
+    prove(planner, meanwhile=True, x=2)
+    for _ in range(10):
+        device.step()
+    assert "tuned" in device.finished
+    assert not proved(device)
 
 
 def test_without_sequences_all_are_proved_one_after_the_other_also_in_others_places() -> None:
     planner = make_planner(pages=10, max_adapters=2)
     device = FakeDevice(planner)
+    device.proof_parts = 3
     know(planner, z=8)
     device.run()
     prove(planner, **{f"a{number}": 4 for number in range(20)})
     assert planner.has_work()
     device.run(at_most=200)
     assert len(proved(device)) == 20
+    assert len(happened(device, AdapterLoaded)) == 21, "none has left before it was proved"
     assert not planner.has_work()
     assert len(here(planner)) == 2
+
+
+def test_a_sequence_that_waits_for_an_order_keeps_no_proof_from_its_place() -> None:
+    planner = make_planner(max_adapters=1)
+    device = FakeDevice(planner)
+    planner.commands.supervised = True
+    know(planner, x=2)
+    planner.commands.add(new("a", adapter="x", max_tokens=30))
+    device.step()
+    device.step()
+    a = planner.sequences.get(RequestId("a"))
+    assert planner.commands.park(RequestId("a"), 1, a.promise, a.promise, ParkMethod.RECOMPUTE)
+    planner.commands.add(new("b", adapter="unknown"))
+    prove(planner, y=2)
+    device.run()
+    assert proved(device) == [Y]
 
 
 def test_beside_sequences_a_proof_takes_only_what_nobody_has_until_its_turn() -> None:
@@ -101,17 +181,45 @@ def test_beside_sequences_a_proof_takes_only_what_nobody_has_until_its_turn() ->
 def test_whoever_is_awaited_is_proved_before_those_that_nobody_waits_for() -> None:
     planner = make_planner(pages=40, max_adapters=4)
     device = FakeDevice(planner)
-    planner.commands.add(new("plain", max_tokens=60))
+    device.proof_parts = 10
+    planner.commands.add(new("plain", max_tokens=90))
     device.step()
     prove(planner, x=2, y=2, z=2)
+    for _ in range(6):
+        device.step()
     planner.commands.add(new("tuned", adapter="z"))
     device.run()
     assert proved(device) == [Z, X, Y]
 
 
+def test_a_proof_that_nobody_waits_for_pauses_while_an_awaited_adapter_loads_but_not_for_ever() -> None:
+    planner = make_planner(pages=60, max_adapters=4, max_plans_waited=40)
+    device = FakeDevice(planner)
+    device.proof_parts = 20
+    planner.commands.add(new("plain", max_tokens=90))
+    device.step()
+    prove(planner, meanwhile=True, x=2)
+    while device.proving[1] < 3:
+        device.step()
+    device.disk_answers = False
+    know(planner, y=2)
+    planner.commands.add(new("cold", adapter="y", max_tokens=4))
+    device.step()
+    done = device.proving[1]
+    for _ in range(10):
+        device.step()
+    assert device.proving[1] <= done + 1
+    for _ in range(60):
+        device.step()
+    assert proved(device) == [X]
+    device.disk_answers = True
+    device.run()
+    assert "cold" in device.finished
+
+
 def full(planner: Planner, step: int, adapters: tuple[str, ...] = ("",)) -> None:
     for adapter in adapters:
-        with suppress(Declined):
+        with suppress(Declined, AdapterError):
             planner.commands.add(new(f"{adapter} {step}", prompt=20, max_tokens=12, adapter=adapter))
 
 
@@ -171,7 +279,7 @@ def test_turns_are_as_far_apart_as_the_first_has_waited() -> None:
     assert all(after - before >= 30 for before, after in pairwise(prove_at)), prove_at
 
 
-def test_a_failed_proof_is_a_failed_load_and_serves_nobody() -> None:
+def test_what_is_wrong_serves_nobody_until_there_is_another_order() -> None:
     planner = make_planner()
     device = FakeDevice(planner)
     device.unproved = {"x"}
@@ -181,83 +289,115 @@ def test_a_failed_proof_is_a_failed_load_and_serves_nobody() -> None:
     device.run()
     assert device.given_up == ["a"]
     assert set(device.finished) == {"b"}
-    assert [(event.digest, type(event.error)) for event in happened(device, AdapterFailed)] == [(X, AdapterUnproved)]
+    assert not_proved(device) == [(X, AdapterUnproved)]
     assert here(planner) == {"y"}
+    with pytest.raises(AdapterUnproved):
+        planner.commands.add(new("again", adapter="x"))
+    device.unproved = set()
+    prove(planner, x=2)
     planner.commands.add(new("again", adapter="x"))
     device.run()
-    assert device.given_up == ["a", "again"], "it is not served unproved the next time"
+    assert "again" in device.finished
 
 
-def test_who_asks_while_the_adapter_loads_gets_its_proof_with_the_next_load_at_once() -> None:
-    planner = make_planner(max_adapters=1)
-    device = FakeDevice(planner)
-    device.disk_answers = False
-    know(planner, x=2)
-    device.step()
-    prove(planner, x=2)
-    device.disk_answers = True
-    device.run(at_most=20)
-    assert here(planner) == {"x"}
-    assert proved(device) == [X]
-    assert len(happened(device, AdapterLoaded)) == 2
-
-
-def test_a_kept_proof_that_is_lost_is_made_again() -> None:
-    planner = make_planner()
-    device = FakeDevice(planner)
-    prove(planner, (planner.adapters.proofs.kernels,), x=2)
-    device.run()
-    assert here(planner) == {"x"}
-    assert not proved(device)
-    prove(planner, x=2)
-    device.run()
-    assert proved(device) == [X]
-    assert here(planner) == {"x"}
-
-
-def test_a_proof_that_is_lost_is_made_again_in_its_turn_where_sequences_come_for_ever() -> None:
-    planner = make_planner(pages=60, host_pages=60, max_plans_waited=30)
-    device = FakeDevice(planner)
-    prove(planner, (planner.adapters.proofs.kernels,), x=2)
-    for step in range(30 + 20):
-        full(planner, step, ("x",))
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_later_proof_that_fails_ends_the_sequences_of_its_adapter_and_no_others(ahead: int) -> None:
+    planner = make_planner(host_pages=20)
+    device = FakeDevice(planner, ahead=ahead)
+    device.unproved = {"x"}
+    know(planner, x=2, y=2)
+    for name, adapter in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
+        planner.commands.add(new(name, adapter=adapter, max_tokens=30))
+    for _ in range(6):
         device.step()
-        if step == 5:
-            prove(planner, x=2)
-            assert not proved(device)
-    assert proved(device) == [X]
+    b = planner.sequences.get(RequestId("b"))
+    planner.commands.park(RequestId("b"), 1, b.promise, b.promise, ParkMethod.SWAP)
+    planner.commands.supervised = True
+    prove(planner, meanwhile=True, x=2)
     device.run()
-    assert not device.given_up
-    assert not happened(device, AdapterFailed)
+    assert sorted(device.given_up) == ["a", "b"]
+    assert [len(device.finished[name][0]) for name in "cd"] == [30, 30]
+    assert [event.digest for event in happened(device, AdapterEvicted)] == [X]
 
 
-def test_other_kernels_prove_again_what_is_on_the_device() -> None:
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_proof_that_is_given_up_is_answered_and_nobody_waits_for_it(meanwhile: bool) -> None:
     planner = make_planner()
     device = FakeDevice(planner)
+    device.given_up_proofs = {"x"}
+    prove(planner, meanwhile=meanwhile, x=2)
+    planner.commands.add(new("a", adapter="x"))
+    device.run()
+    assert not_proved(device) == [(X, AdapterError)]
+    assert ("a" in device.finished) is meanwhile
+    if not meanwhile:
+        assert device.given_up == ["a"]
+        with pytest.raises(AdapterError):
+            planner.commands.add(new("b", adapter="x"))
+
+
+def test_a_load_that_fails_answers_the_order() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.loads_fail = {"x"}
     prove(planner, x=2)
-    know(planner, y=2)
+    planner.commands.add(new("a", adapter="x"))
     device.run()
-    planner.kernels_changed("cpp")
+    assert not_proved(device) == [(X, AdapterError)]
+    assert [event.digest for event in happened(device, AdapterFailed)] == [X]
+    assert device.given_up == ["a"]
+    device.loads_fail = set()
+    prove(planner, x=2)
+    planner.commands.add(new("b", adapter="x"))
     device.run()
-    assert [event.digest for event in happened(device, AdapterEvicted)] == [X]
-    assert [event.proof.kernels for event in happened(device, AdapterProved)] == ["", "cpp"]
-    assert here(planner) == {"x", "y"}
-    planner.kernels_changed("")
-    device.run()
-    assert len(proved(device)) == 2, "these have proved it before"
+    assert "b" in device.finished
 
 
-def test_a_dropped_adapter_is_not_proved() -> None:
-    planner = make_planner(pages=20, max_adapters=1)
+def test_an_adapter_that_never_fits_and_one_that_is_dropped_answer_their_orders() -> None:
+    planner = make_planner(pages=8, max_adapters=1)
     device = FakeDevice(planner)
     know(planner, x=2)
-    planner.commands.add(new("a", adapter="x", max_tokens=60))
+    planner.commands.add(new("a", adapter="x", max_tokens=20))
     device.step()
-    prove(planner, y=2)
-    planner.commands.drop_adapter(Y)
+    prove(planner, y=8, z=2)
+    planner.commands.drop_adapter(Z)
     device.run()
-    assert not proved(device)
-    assert planner.adapters.proofs.first is None
+    assert sorted(digest for digest, _ in not_proved(device)) == [Y, Z]
+    assert not planner.adapters.proofs
+
+
+def test_an_adapter_that_leaves_the_device_before_it_is_proved_is_proved_later() -> None:
+    planner = make_planner(pages=12, max_adapters=2)
+    device = FakeDevice(planner)
+    device.proof_parts = 30
+    planner.commands.add(new("plain", prompt=20, max_tokens=60))
+    device.step()
+    prove(planner, x=4)
+    while device.proving[1] < 3:
+        device.step()
+    know(planner, y=5)
+    planner.commands.add(new("tuned", adapter="y", max_tokens=20))
+    device.run()
+    assert X in [event.digest for event in happened(device, AdapterEvicted)]
+    assert proved(device) == [X]
+
+
+def test_other_kernels_begin_anew_what_others_have_begun() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.proof_parts = 5
+    prove(planner, x=2)
+    while not device.proving[0]:
+        plan = planner.plan()
+        device.launch(replace(plan, hurry=False))
+        planner.collect(device.launched.popleft()[1])
+    assert 0 < device.proving[1] < 5
+    device.kernels = "cpp"
+    planner.kernels_changed()
+    device.run()
+    assert [event.found.kernels for event in happened(device, ProofEnded)] == ["cpp"]
+    assert len(happened(device, AdapterLoaded)) == 1
+    assert not happened(device, AdapterEvicted)
 
 
 def test_an_adapter_that_waits_for_its_turn_keeps_no_sequence_from_a_quick_round() -> None:
@@ -272,3 +412,26 @@ def test_an_adapter_that_waits_for_its_turn_keeps_no_sequence_from_a_quick_round
         device.step()
     assert state(planner, "a") is State.DECODE
     assert planner.adapters.still, "nothing is to be chosen with each plan"
+
+
+def test_each_order_is_answered_once_whatever_happens() -> None:
+    planner = make_planner(pages=14, max_adapters=2, host_pages=14, max_plans_waited=5)
+    device = FakeDevice(planner)
+    device.proof_parts = 4
+    device.unproved, device.given_up_proofs = {"b"}, {"c"}
+    asked: list[int] = []
+    for step in range(300):
+        adapter = "abcde"[step * 7 % 5]
+        if step % 3 == 0:
+            asked.append(order := next(NUMBERS))
+            planner.commands.load_adapter(Digest(adapter), adapter_layout(3), proof=ProofOrder(order, step % 2 == 0))
+        if step % 11 == 0:
+            planner.commands.drop_adapter(Digest(adapter))
+        device.loads_fail = {"d"} if step % 50 < 10 else set()
+        full(planner, step, (adapter, ""))
+        device.step()
+    device.loads_fail = set()
+    for adapter in "abcde":
+        planner.commands.load_adapter(Digest(adapter), adapter_layout(3))
+    device.run()
+    assert Counter(event.number for event in happened(device, ProofEnded)) == Counter(asked)

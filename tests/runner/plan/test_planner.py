@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
-from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
+from motet_runner.adapters.proof import ProofOrder
+from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ProofEnded, ResumedNow, State, StateChanged
 from motet_runner.plan import preset_named
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.plan.sequence_table import SequenceTable
@@ -322,6 +323,8 @@ class Runner(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.count = 0
         self.needed = 0
+        self.ordered: list[int] = []
+        """The orders for proofs"""
         self.in_turn: Digest | None = None
         """The adapter that has pages because it is the turn of its proof"""
 
@@ -395,18 +398,25 @@ class Runner(RuleBasedStateMachine):
     def load_adapter(self, adapter: str, pinned: bool) -> None:
         self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), pinned=pinned)
 
-    @rule(adapter=st.sampled_from([*RANKS]), by=st.sampled_from([(), (), ("",), ("others",)]))
-    def prove_adapter(self, adapter: str, by: tuple[str, ...]) -> None:
-        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), prove=True, proved_by=by)
+    @rule(adapter=st.sampled_from([*RANKS]), meanwhile=st.booleans())
+    def prove_adapter(self, adapter: str, meanwhile: bool) -> None:
+        order = ProofOrder(len(self.ordered) + 1, meanwhile)
+        self.ordered.append(order.number)
+        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), proof=order)
 
     @precondition(lambda self: not len(self.planner.sequences) and not self.device.launched)
     @rule(kernels=st.sampled_from(["", "others"]))
     def change_kernels(self, kernels: str) -> None:
-        self.planner.kernels_changed(kernels)
+        self.device.kernels = kernels
+        self.planner.kernels_changed()
 
     @rule(adapter=st.sampled_from(["", "", *RANKS]))
     def prove_nothing_of(self, adapter: str) -> None:
         self.device.unproved = {adapter}
+
+    @rule(adapter=st.sampled_from(["", "", *RANKS]))
+    def give_up_proofs_of(self, adapter: str) -> None:
+        self.device.given_up_proofs = {adapter}
 
     @rule(adapter=st.sampled_from([*RANKS]))
     def drop_adapter(self, adapter: str) -> None:
@@ -475,10 +485,12 @@ class Runner(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.planner.commands.supervised = False
         self.device.disk_answers, self.device.loads_fail, self.device.unproved = True, set(), set()
+        self.device.given_up_proofs = set()
         for adapter, rank in RANKS.items():
             self.planner.commands.load_adapter(Digest(adapter), adapter_layout(rank))
         self.device.run()
-        assert self.planner.adapters.proofs.first is None, "what is to be proved is proved"
+        answered = [one for one in self.device.events if isinstance(one, ProofEnded)]
+        assert sorted(one.number for one in answered) == self.ordered, "each order is answered once"
         assert not len(self.planner.sequences), [
             (s.request, s.state, s.promise, s.parked_times) for s in self.planner.sequences
         ]

@@ -50,6 +50,9 @@ class AdapterFiles(Protocol):
     async def keep_proof(self, held: Held, proof: Proof) -> None:
         """Keep a proof beside the certificate, for the next start. Not if the disk takes no more."""
 
+    async def forget_proofs(self, held: Held) -> None:
+        """Those of all engines: the next one must prove the adapter before it serves."""
+
     async def evict(self, effect: effects.Evict) -> effects.Answer: ...
 
     async def contents(self, effect: effects.ListCache) -> CacheContents: ...
@@ -97,6 +100,9 @@ class DiskAdapterFiles(Fetches):
 
     async def keep_proof(self, held: Held, proof: Proof) -> None:
         await self._in_folders(partial(self.checks.keep_proof, held, proof))
+
+    async def forget_proofs(self, held: Held) -> None:
+        await self._in_folders(partial(self.checks.forget_proofs, held))
 
     async def evict(self, effect: effects.Evict) -> effects.Answer:
         try:

@@ -75,6 +75,8 @@ class Certification:
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
     proofs: tuple[Proof, ...] = ()
     """By the kernels of this engine. They are kept in a file of their own."""
+    proved_before: bool = False
+    """True if an engine that differs from this one has proved the adapter: in its version, its device …"""
 
     @classmethod
     def of(cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "") -> "Certification":

@@ -66,10 +66,18 @@ class Checks:
         if self._proofs is not None and held.certification is not None:
             self._proofs.keep(held.folder, held.digest, held.certification, proof)
 
+    def forget_proofs(self, held: Held) -> None:
+        """A newer proof has failed."""
+        if self._proofs is not None:
+            self._proofs.forget(held.folder)
+
     def _with_proofs(self, held: Held, checked: Certification) -> Certification:
         if self._proofs is None:
             return checked
-        return replace(checked, proofs=self._proofs.of(held.folder, held.digest, checked))
+        found = self._proofs.of(held.folder, held.digest, checked)
+        return replace(
+            checked, proofs=found, proved_before=bool(found) or self._proofs.any_of(held.folder, held.digest)
+        )
 
     def _earlier(self, held: Held) -> Certification | None:
         try:

@@ -1,13 +1,14 @@
 """Keeps proofs beside the adapters' files, so that a restart proves nothing anew.
 
 A proof holds for these bytes, this layout, this base model, this engine, its data type, device and kernels, and this
-version of Motet and of its checks. If any of them differs, the adapter is proved again.
+version of Motet and of its checks. If any of them differs, the adapter is proved again, and serves meanwhile.
 """
 
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,15 +65,8 @@ class ProofKey(NamedTuple):
 
     def decode(self, digest: Digest, linears_file: str, content: bytes) -> tuple[Proof, ...]:
         """None if `encode` has not written this for the same key, or the file is damaged."""
-        packed = self._packed(digest, linears_file)
-        try:
-            kept: dict[str, Any] = orjson.loads(content)
-            found: str = kept["proofs"]
-            if kept["key"] != packed.decode() or kept["sum"] != _hash(packed + found.encode()):
-                return ()
-            return tuple(Proof(str(name), float(moved), float(most)) for name, moved, most in orjson.loads(found))
-        except (LookupError, TypeError, ValueError, AttributeError):
-            return ()
+        key, proofs = _decode(content)
+        return proofs if key == orjson.loads(self._packed(digest, linears_file)) else ()
 
     def _packed(self, digest: Digest, linears_file: str) -> bytes:
         return orjson.dumps([digest, linears_file, *self])
@@ -87,11 +81,24 @@ class KeptProofs:
         """The proofs of this engine, one for each of its kernels; none from a file that says something else"""
         linears_file = checked.layout.linears_file
         try:
-            with (folder / self._key.file_name(digest, linears_file)).open("rb") as file:
-                content = file.read(MAX_PROOF_BYTES)
+            content = _read(folder / self._key.file_name(digest, linears_file))
         except OSError:
             return ()
         return self._key.decode(digest, linears_file, content)
+
+    def any_of(self, folder: Path, digest: Digest) -> bool:
+        """True if any engine has proved it, also one that differs from this one."""
+        with suppress(OSError):
+            for file in islice(folder.glob(f"{PREFIX}*.json"), MAX_PROOF_FILES):
+                key, proofs = _decode(_read(file))
+                if proofs and key and key[0] == digest:
+                    return True
+        return False
+
+    def forget(self, folder: Path) -> None:
+        """All proofs of an adapter, also of other engines"""
+        for file in folder.glob(f"{PREFIX}*.json"):
+            file.unlink(missing_ok=True)
 
     def keep(self, folder: Path, digest: Digest, checked: Certification, proof: Proof) -> None:
         others = (one for one in self.of(folder, digest, checked) if one.kernels != proof.kernels)
@@ -102,6 +109,24 @@ class KeptProofs:
                 files = sorted(folder.glob(f"{PREFIX}*.json"), key=lambda one: one.stat().st_mtime_ns)
                 for old in files[:-MAX_PROOF_FILES]:
                     old.unlink()
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(MAX_PROOF_BYTES)
+
+
+def _decode(content: bytes) -> tuple[list[Any], tuple[Proof, ...]]:
+    """What a file says that `ProofKey.encode` has written: the key, and the proofs. Nothing, if it is damaged."""
+    try:
+        kept: dict[str, str] = orjson.loads(content)
+        key, found = kept["key"], kept["proofs"]
+        if kept["sum"] != _hash(key.encode() + found.encode()):
+            return [], ()
+        proofs = tuple(Proof(str(name), float(moved), float(most)) for name, moved, most in orjson.loads(found))
+        return list(orjson.loads(key)), proofs
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return [], ()
 
 
 def _hash(content: bytes) -> str:

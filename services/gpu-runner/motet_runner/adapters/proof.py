@@ -1,9 +1,25 @@
-"""What an engine has found when it proved an adapter."""
+"""Proofs of adapters: the order for one, and what an engine has found.
+
+The runner's service numbers its orders (`policy/proof_orders`), and the engine answers each of them once
+(`plan/adapter_proofs`): with a `Proof`, or with an error. AdapterUnproved says what is wrong with the adapter's results.
+Any other error says why the engine has given up.
+"""
 
 from typing import NamedTuple
 
+NO_EFFECT = "NoEffect"
+"""The reason of an AdapterUnproved whose results are right, and change nothing. Every runner would say so."""
+
 FAINT = 10
 """An adapter that moves the logits by less than this multiple of what the rows beside it move them is warned about."""
+
+
+class ProofOrder(NamedTuple):
+    """The kernels that serve are to prove an adapter."""
+
+    number: int
+    serves_meanwhile: bool = False
+    """True: it was proved before, by other kernels or another version, and no request waits for this proof."""
 
 
 class Proof(NamedTuple):

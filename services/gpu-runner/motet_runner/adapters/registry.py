@@ -16,7 +16,7 @@ import structlog
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.digest import hex_of
 from motet.domain import Digest
-from motet.errors import AdapterFetchFailed, MotetError, from_proto
+from motet.errors import AdapterFetchFailed, AdapterUnproved, MotetError, from_proto
 from motet.runner_info import Failure
 from motet.surroundings import Surroundings
 from motet_runner.adapters.adapter_files import AdapterFiles, failure_of
@@ -26,6 +26,7 @@ from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.residency import Residency
 from motet_runner.daemon_threads import CallHangs
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter, WriteSlab
@@ -33,8 +34,8 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
-    AdapterProved,
     EngineAdapterReport,
+    ProofEnded,
     SlabWritten,
 )
 from motet_runner.metrics import Metrics
@@ -211,12 +212,20 @@ class AdapterRegistry:
             self._decide(self.policy.slab_missing, event.digest)
         return self.policy.get(event.digest)
 
-    def on_proved(self, event: AdapterProved) -> None:
-        """Orders for the adapter are answered, and the proof is kept for the next start."""
-        self._decide(self.policy.engine_proved, event.digest, event.proof)
-        life = self.policy.get(event.digest)
-        if life is not None and (held := life.held) is not None:
-            self._spawn(self._quietly(lambda: self.files.keep_proof(held, event.proof)))
+    def on_proof_ended(self, event: ProofEnded) -> AdapterLife | None:
+        """Orders for the adapter are answered. A proof is kept for the next start; none is, if the results are
+        wrong."""
+        life, found = self.policy.get(event.digest), event.found
+        if isinstance(found, Proof):
+            self._decide(self.policy.engine_proved, event.digest, event.number, found)
+            if life is not None and (held := life.held) is not None:
+                self._spawn(self._quietly(lambda: self.files.keep_proof(held, found)))
+            return life
+        if isinstance(found, AdapterUnproved) and life is not None and (wrong := life.held) is not None:
+            self._spawn(self._quietly(lambda: self.files.forget_proofs(wrong)))
+        self._metrics.adapter_failures.inc()
+        self._decide(self.policy.engine_proved_not, event.digest, event.number, Failure.of(found))
+        return life
 
     def on_slab(self, event: SlabWritten) -> None:
         self._decide(self.policy.slab_written, event.number, event.bytes)
@@ -228,9 +237,8 @@ class AdapterRegistry:
 
     def on_failed(self, event: AdapterFailed) -> AdapterLife | None:
         self._metrics.adapter_failures.inc()
-        life = self.policy.get(event.digest)
-        self._decide(self.policy.engine_failed, event.digest, Failure.of(event.error))
-        return life
+        self._decide(self.policy.engine_failed, event.digest)
+        return self.policy.get(event.digest)
 
     def close(self) -> None:
         """Close the registry. Leases are released soon after, and at the latest when the process ends."""

@@ -1,106 +1,179 @@
-"""Which adapters are to be proved before they serve, by which kernels they are proved, and whose turn it is.
+"""The orders to prove adapters: each is answered once. Which adapters may serve, which proof goes on, whose turn it is.
 
-A proof is a part of an adapter's load. If no sequence waits for the adapter, its load takes only what nobody uses, and
-is given up when others need it. So under full load it could wait for ever: after `MAX_PLANS_WAITED` plans its turn
-comes, and until it is proved it counts as if a sequence waited for it. Only one adapter at a time has such a turn, and
-then the others have theirs for as long: each turn may take pages or a place from sequences.
+An adapter is proved where it lies on the device. If no sequence waits for it, it is loaded for that only into what
+nobody uses, and goes when others need it. So under full load its proof could wait for ever: after `MAX_PLANS_WAITED`
+plans its turn comes, and until it is proved it counts as if a sequence waited for it. Only one adapter at a time has
+such a turn, and then the others have theirs for as long: each turn may take pages or a place from sequences.
+
+One proof goes on at a time. An attempt ends without a result when the adapter leaves the device, when other kernels
+serve, or when a sequence waits for another proof. The order stays, and a later attempt begins anew.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from motet.domain import Digest
-from motet_runner.adapters.proof import Proof
+from motet.errors import AdapterError, AdapterUnproved, MotetError
+from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.interface import ProofEnded
 
 MAX_PLANS_WAITED = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    proved_by: set[str]
-    proofs: dict[str, Proof] = field(default_factory=dict)
-    """By this engine's kernels"""
+class _Ordered:
+    number: int
+    since: int
+    """How many plans there were before"""
+
+
+class Attempt(NamedTuple):
+    number: int
+    """Unique per attempt"""
+    digest: Digest
 
 
 class AdapterProofs:
     def __init__(self, max_plans_waited: int = MAX_PLANS_WAITED) -> None:
-        self.kernels = ""
-        """That serve"""
         self._max_waited = max_plans_waited
-        self._asked: dict[Digest, _Asked] = {}
-        self._since: dict[Digest, int] = {}
-        """Those that wait for their proof → how many plans there were before, in this order"""
+        self._orders: dict[Digest, _Ordered] = {}
+        """Without an answer, in the order in which they came"""
+        self._held: dict[Digest, None] = {}
+        """May not serve before they are proved"""
+        self._refused: dict[Digest, MotetError] = {}
+        """Those of them whose order was answered with an error"""
+        self._attempt: Attempt | None = None
+        self._attempts = 0
         self._plans = 0
         self._turn: Digest | None = None
         self._last_turn = 0
 
-    def ask(self, digest: Digest, proved_by: Collection[str]) -> Proof | None:
-        """The adapter is to be proved, unless by kernels in `proved_by`. → the proof, if they do not know of it."""
-        asked = self._asked.setdefault(digest, _Asked(set()))
-        asked.proved_by = {*proved_by}  # a kept proof may have been lost since it was last asked for
-        if self.needs(digest):
-            self._since.setdefault(digest, self._plans)
+    def register(self, digest: Digest, order: ProofOrder | None, *, new: bool) -> ProofEnded | None:
+        """`order`: None if the adapter may serve as it is. `new`: it was not known; one that serves goes on serving. →
+        the answer to a former order that this one replaces"""
+        if order is None or order.serves_meanwhile:
+            self._held.pop(digest, None)
+        elif new:
+            self._held[digest] = None
+        before = self._orders.get(digest)
+        if order is not None and before is not None and before.number == order.number:
+            return None
+        self._refused.pop(digest, None)
+        answer = self._give_up(digest, "another order has replaced this one")
+        if order is not None:
+            self._orders[digest] = _Ordered(order.number, self._plans)
+        return answer
+
+    def forget(self, digest: Digest) -> ProofEnded | None:
+        """The adapter is dropped."""
+        self._held.pop(digest, None)
+        self._refused.pop(digest, None)
+        return self._give_up(digest, "the adapter was dropped")
+
+    def end(self, digest: Digest, found: Proof | MotetError) -> ProofEnded | None:
+        """Answer an adapter's order, if it has one."""
+        ordered = self._orders.pop(digest, None)
+        if ordered is None:
+            return None
+        if self._turn == digest:
+            self._turn, self._last_turn = None, self._plans
+        if self._attempt is not None and self._attempt.digest == digest:
+            self._attempt = None
+        if isinstance(found, Proof):
+            self._held.pop(digest, None)
         else:
-            self.stop_waiting(digest)
-        return asked.proofs.get(self.kernels) if self.kernels not in proved_by else None
+            if isinstance(found, AdapterUnproved):
+                self._held[digest] = None
+            if digest in self._held:
+                self._refused[digest] = found
+        return ProofEnded(ordered.number, digest, found)
 
-    def needs(self, digest: Digest) -> bool:
-        """True if the adapter may not serve before these kernels have proved it."""
-        asked = self._asked.get(digest)
-        return asked is not None and self.kernels not in asked.proved_by and self.kernels not in asked.proofs
+    def _give_up(self, digest: Digest, why: str) -> ProofEnded | None:
+        answer = self.end(digest, AdapterError(f"The proof of this adapter was given up: {why}."))
+        self._refused.pop(digest, None)
+        return answer
 
-    @property
-    def first(self) -> Digest | None:
-        """The one that has waited for the longest time"""
-        return next(iter(self._since), None)
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def may_serve(self, digest: Digest) -> bool:
+        return digest not in self._held
+
+    def refusal(self, digest: Digest) -> MotetError | None:
+        """Why no sequence can use the adapter until there is another order for it"""
+        return self._refused.get(digest)
+
+    def __iter__(self) -> Iterator[Digest]:
+        """Those that are to be proved"""
+        return iter(self._orders)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._orders
+
+    def __bool__(self) -> bool:
+        return bool(self._orders)
+
+    def first_outside(self, resident: Collection[Digest]) -> Digest | None:
+        """The one that waits for a place on the device for the longest time"""
+        return next((one for one in self._orders if one not in resident), None)
+
+    # -- turns -------------------------------------------------------------------------------------------------------
 
     @property
     def turn(self) -> Digest | None:
         """The one that counts as if a sequence waited for it"""
         return self._turn
 
-    def another_plan(self, loading: Digest | None) -> Digest | None:
-        """→ the adapter whose turn begins: not while it loads, in pages that were promised to others"""
+    def another_plan(self, resident: Collection[Digest]) -> Digest | None:
+        """→ the adapter whose turn begins: not one that lies or loads in pages that were promised to others"""
         self._plans += 1
-        first = self.first
-        if first is None or first == loading or self._turn is not None:
+        if not self._orders or self._turn is not None:
             return None
-        if self._plans - max(self._since[first], self._last_turn) < self._max_waited:
+        first = self.first_outside(resident)
+        if first is None or self._plans - max(self._orders[first].since, self._last_turn) < self._max_waited:
             return None
         self._turn = first
         return first
 
-    def proved(self, digest: Digest, proof: Proof) -> None:
-        if (asked := self._asked.get(digest)) is not None:
-            asked.proofs[proof.kernels] = proof
-        self.stop_waiting(digest)
+    # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def wait(self, digest: Digest) -> None:
-        """It has arrived and is not proved."""
-        self._since.setdefault(digest, self._plans)
+    def attempt(self, here: Callable[[Digest], bool], awaited: Callable[[Digest], bool]) -> Attempt | None:
+        """The attempt that goes on now. `here`: on the device; `awaited`: by a sequence. One that sequences wait for
+        comes first, then the one that goes on already."""
+        if not self._orders:
+            return None
+        able = list(filter(here, self._orders))
+        present = self._attempt
+        if present is not None and present.digest not in able:
+            present = self._attempt = None
+        if not able or (present is not None and self._urgent(present.digest, awaited)):
+            return present
+        best = next((one for one in able if self._urgent(one, awaited)), present.digest if present else able[0])
+        if present is None or present.digest != best:
+            self._attempts += 1
+            self._attempt = Attempt(self._attempts, best)
+        return self._attempt
 
-    def stop_waiting(self, digest: Digest) -> None:
-        """It is proved or has failed."""
-        self._since.pop(digest, None)
-        if self._turn == digest:
-            self._turn, self._last_turn = None, self._plans
+    def yields(self, digest: Digest) -> bool:
+        """True if its proof makes way for what sequences wait for. Not for ever."""
+        return self._plans - self._orders[digest].since < self._max_waited
 
-    def forget(self, digest: Digest) -> None:
-        self._asked.pop(digest, None)
-        self.stop_waiting(digest)
+    def _urgent(self, digest: Digest, awaited: Callable[[Digest], bool]) -> bool:
+        return digest == self._turn or (digest in self._held and awaited(digest))
 
-    def kernels_changed(self, kernels: str, resident: Iterable[Digest]) -> list[Digest]:
-        """Other kernels serve. → those on the device that they must prove"""
-        self.kernels = kernels
-        for digest in [one for one in self._since if not self.needs(one)]:
-            self.stop_waiting(digest)
-        unproved = [one for one in resident if self.needs(one)]
-        for digest in unproved:
-            self._since.setdefault(digest, self._plans)
-        return unproved
+    def attempt_ended(self, number: int) -> Digest | None:
+        """→ the adapter; None if the attempt was given up meanwhile"""
+        present = self._attempt
+        return present.digest if present is not None and present.number == number else None
+
+    def restart(self) -> None:
+        """Other kernels serve: what the present attempt has found is that of others."""
+        self._attempt = None
 
     def check(self, known: Collection[Digest]) -> None:
-        assert self._asked.keys() <= {*known}, (self._asked, known)
-        assert self._since.keys() <= self._asked.keys(), (self._since, self._asked)
-        assert self._turn is None or self._turn in self._since, (self._turn, self._since)
-        assert all(map(self.needs, self._since)), self._since
+        assert self._orders.keys() <= {*known}, (self._orders, known)
+        assert self._held.keys() <= {*known}, (self._held, known)
+        assert self._turn is None or self._turn in self._orders, (self._turn, self._orders)
+        assert self._attempt is None or self._attempt.digest in self._orders, (self._attempt, self._orders)
+        unanswered = self._held.keys() - self._orders.keys()
+        assert unanswered == self._refused.keys(), (unanswered, self._refused)

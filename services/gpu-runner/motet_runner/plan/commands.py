@@ -1,11 +1,10 @@
 """Commands: sequences and adapters come and go, and promises change. Each takes effect at once, and the next iteration
 is planned with it."""
 
-from collections.abc import Collection
-
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import TOO_FEW_PAGES, Declined, InvalidRequest
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import ProofOrder
 from motet_runner.interface import AdapterFailed, NewSequence, State
 from motet_runner.plan.admission import admitted, too_long_beside_adapter
 from motet_runner.plan.sequence import Sequence
@@ -39,7 +38,7 @@ class Commands:
     def add(self, new: NewSequence) -> Sequence:
         """Add a sequence. Raises Declined if it does not fit now, InvalidRequest if it never will."""
         ledger, adapter_pages = self._memory.ledger, self._adapters.pages_of(new.adapter)
-        error = self._adapters.too_large(new.adapter) or self._too_long(new)
+        error = self._adapters.refusal(new.adapter) or self._too_long(new)
         if error is not None:
             raise error
         promisable = ledger.limit_beside(adapter_pages)
@@ -107,13 +106,13 @@ class Commands:
         layout: AdapterLayout,
         *,
         pinned: bool = False,
-        prove: bool = False,
-        proved_by: Collection[str] = (),
+        proof: ProofOrder | None = None,
     ) -> None:
-        """Register where an adapter is on this machine. It loads as soon as it can get its pages. `prove`: it is proved
-        before it serves, unless by kernels in `proved_by`."""
+        """Register where an adapter is on this machine. It loads as soon as it can get its pages. `proof`: it is to be
+        proved."""
         new = not self._adapters.is_known(adapter)
-        self._adapters.register(adapter, layout, pinned=pinned, prove=prove, proved_by=proved_by)
+        self._adapters.register(adapter, layout, pinned=pinned, proof=proof)
+        self._lives.may_serve(adapter)
         if not new:
             return
         too_large = self._adapters.too_large(adapter)

@@ -125,19 +125,26 @@ class IterationResults:
         for one in result.arrived:
             arrived = adapters.arrived(one)
             if arrived is not None:
-                for sequence in self._waiting_for(arrived):
-                    self._sequences.enter(sequence, State.WAITING)
+                self._lives.may_serve(arrived)
         for other in result.failed:
-            failed = adapters.failed(other.number)
+            failed = adapters.failed(other.number, other.error)
             if failed is not None:
                 adapter, effects = failed
                 self._memory.copies += effects
                 self._sequences.events.append(AdapterFailed(adapter, other.error))
-                for sequence in self._waiting_for(adapter):  # no others fail (PU-07)
-                    self._lives.give_up(sequence, other.error)
+                for sequence in self._users_of(adapter):
+                    if sequence.state is State.LOADING:  # no others fail (PU-07)
+                        self._lives.give_up(sequence, other.error)
+        if result.proved is not None and (proved := adapters.proof_ended(result.proved)) is not None:
+            self._lives.may_serve(proved)
+            error = adapters.refusal(proved)
+            if error is not None:
+                for sequence in self._users_of(proved):
+                    self._lives.give_up(sequence, error)
+                self._memory.copies += adapters.leave(proved)
 
-    def _waiting_for(self, adapter: Digest) -> list[Sequence]:
-        return [s for s in self._sequences if s.state is State.LOADING and s.adapter == adapter]
+    def _users_of(self, adapter: Digest) -> list[Sequence]:
+        return [one for one in self._sequences if one.adapter == adapter]
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 

@@ -158,10 +158,9 @@ class Planner:
         self._end_round()
         return self._commands
 
-    def kernels_changed(self, kernels: str) -> None:
-        """These kernels serve from now on. Called before there is a sequence, or while there is none."""
-        self._end_round()
-        self._memory.kernels_changed(kernels)
+    def kernels_changed(self) -> None:
+        """Other kernels serve from now on. Called while there is no sequence."""
+        self.adapters.proofs.restart()
 
     # -- plan --------------------------------------------------------------------------------------------------------
 
@@ -187,8 +186,8 @@ class Planner:
             return None
         self.steps += 1
         self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts, round=decoding))
-        loading = self.adapters.loading()
-        return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters, loading=loading)
+        loading, proof = self.adapters.loading(), self.adapters.proving()
+        return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters, loading=loading, proof=proof)
 
     def _round_now(self, *, beside_chunk: bool = False, beside_load: bool = False) -> DecodeRound | None:
         """The latest iteration's round, unless the next iteration may differ. `beside_chunk`: that of the decodes
@@ -210,8 +209,8 @@ class Planner:
         self._end_round()
         iteration = self.next_iteration.choose(supervised=self._commands.supervised, idle=not self._launched)
         loads, gone = self.adapters.take_changes()
-        loading = self.adapters.loading()
-        if not iteration and not self._memory.copies and not gone and not loading:
+        loading, proof = self.adapters.loading(), self.adapters.proving()
+        if not iteration and not self._memory.copies and not gone and not loading and proof is None:
             return None
         self.steps += bool(iteration)
         for work in iteration.work:
@@ -235,6 +234,7 @@ class Planner:
             gone=gone,
             loads=loads,
             loading=loading,
+            proof=proof,
             hurry=not self._sequences.runnable() and not self._sequences.late,
         )
         self._launched.append(

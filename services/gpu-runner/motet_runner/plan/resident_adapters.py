@@ -8,7 +8,7 @@ the least recently used one goes first: for an adapter that a sequence waits for
 platform wants resident also takes pages of the prefix cache and of idle adapters that it does not want. Another load
 that nobody waits for takes only empty pages. Both are given up for sequences.
 
-An adapter that is to be proved has arrived only once it is proved. See `adapter_proofs` for when that is.
+An adapter that was never proved serves only once it is. See `adapter_proofs` for when that is.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,15 +16,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest
-from motet.errors import AdapterIncompatible
+from motet.errors import AdapterIncompatible, MotetError
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import AdapterEvicted, AdapterLoaded, AdapterProved
+from motet_runner.adapters.proof import ProofOrder
+from motet_runner.interface import AdapterEvicted, AdapterLoaded, ProofEnded
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.device_budget import DeviceBudget, Grant
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
-from motet_runner.plan.step_plan import AdapterLoad, LoadArrived
+from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, ProofStep
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +51,7 @@ class ResidentAdapters:
         proofs: AdapterProofs | None = None,
     ) -> None:
         """`contiguous`: the pages of each sequence are a run."""
-        self.proofs = proofs or AdapterProofs()
+        self.proofs = AdapterProofs() if proofs is None else proofs
         self.promises_fit: Callable[[], bool] = lambda: True
         """True if all promises fit beside the adapters in use. A proof alone breaks none: its turn waits for that."""
         self._budget = DeviceBudget(
@@ -65,8 +66,6 @@ class ResidentAdapters:
         self._wanted: dict[Digest, None] = {}
         """Adapters to load, in this order."""
         self._dropped: dict[Digest, None] = {}
-        self._unproved: dict[Digest, None] = {}
-        """On the device, and to be proved: once no sequence is live on it, it loads again"""
         self._loading: AdapterLoad | None = None
         self._loads = 0
         """How many loads have begun."""
@@ -83,8 +82,7 @@ class ResidentAdapters:
 
     def is_here(self, digest: Digest) -> bool:
         """True if rows of this adapter can be computed."""
-        known = self._known.get(digest)
-        return digest == BASE or (known is not None and known.arrived)
+        return digest == BASE or (self._has_arrived(digest) and self.proofs.may_serve(digest))
 
     def is_known(self, digest: Digest) -> bool:
         return digest in self._known
@@ -119,7 +117,7 @@ class ResidentAdapters:
         """True if a plan could do something for an adapter now."""
         if self._loading is not None or self._begun or self._evicted or self._some_go:
             return True
-        if self._proves_beside_nobody:
+        if any(map(self._has_arrived, self.proofs)) or self._proves_beside_nobody:
             return True
         return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
 
@@ -147,19 +145,20 @@ class ResidentAdapters:
         return self.loads_wait and sum(map(self._is_live, self._budget.adapters)) < self._budget.max_adapters
 
     def in_the_way_of_a_proof(self) -> Digest | None:
-        """The adapter with the fewest live sequences, if the turn of a proof waits only for a place on the device. Or
-        the one whose turn it is, if it is on the device already and is to load again."""
+        """The adapter with the fewest live sequences, if the turn of a proof waits only for a place on the device."""
         turn = self.proofs.turn
         if turn is None or self._loading is not None or not self.promises_fit():
             return None
-        if turn in self._unproved:
-            return turn
         if turn not in self._wanted:
             return None
         resident = self._budget.adapters
         if len(resident) < self._budget.max_adapters or not all(map(self._is_live, resident)):
             return None
         return min(resident, key=self._table.live_on)
+
+    def refusal(self, digest: Digest) -> MotetError | None:
+        """Why no request can use an adapter on this device."""
+        return self.too_large(digest) or self.proofs.refusal(digest)
 
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
         """Why no request can ever use an adapter on this device."""
@@ -181,24 +180,23 @@ class ResidentAdapters:
         layout: AdapterLayout,
         *,
         pinned: bool = False,
-        prove: bool = False,
-        proved_by: Collection[str] = (),
+        proof: ProofOrder | None = None,
     ) -> None:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
         adapters than allowed, or to be proved. `pinned`: the platform wants it resident, until the next call says
-        something else. It will load now if it can."""
+        something else. It will load now if it can. `proof`: None if it may serve as it is."""
         self._dropped.pop(digest, None)
         known = self._known.get(digest)
+        new = known is None
         if known is None:
             known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
         known.layout = layout
         self._budget.pin(digest, pinned=pinned)
-        if known.pages >= self._pages.capacity:
+        if (too_large := self.too_large(digest)) is not None:
+            if proof is not None:
+                self._table.events.append(ProofEnded(proof.number, digest, too_large))
             return
-        if prove and (proof := self.proofs.ask(digest, proved_by)) is not None:
-            self._table.events.append(AdapterProved(digest, proof))
-        if known.arrived:
-            self._note_unproved(digest)
+        self._answer(self.proofs.register(digest, proof, new=new))
         if pinned or self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)
 
@@ -224,31 +222,20 @@ class ResidentAdapters:
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
-            self.proofs.forget(digest)
-        return tuple(effects)
-
-    def release_unproved(self) -> tuple[Effect, ...]:
-        """Those that no sequence is live on load again, and are proved."""
-        effects: list[Effect] = []
-        for digest in [one for one in self._unproved if self._releasable(one)]:
-            effects += self._budget.release(digest)
-            self._gone(digest)
-            self.want(digest)
+            self._answer(self.proofs.forget(digest))
         return tuple(effects)
 
     def another_plan(self) -> None:
-        loading = None if self._loading is None else self._loading.digest
-        if (turn := self.proofs.another_plan(loading)) is not None:
+        if (turn := self.proofs.another_plan(self._budget.adapters)) is not None:
             self.want(turn)
 
-    def kernels_changed(self, kernels: str) -> tuple[Effect, ...]:
-        """Other kernels serve now, and no sequence is live. What they have not proved loads again, and is proved."""
-        effects: list[Effect] = []
-        for digest in self.proofs.kernels_changed(kernels, self._budget.adapters):
-            effects += self._budget.release(digest)
-            self._gone(digest)
-            self.want(digest)
-        self._unproved.clear()  # the others that were to be proved have been, by these kernels
+    def leave(self, digest: Digest) -> tuple[Effect, ...]:
+        """The adapter leaves the device, because no sequence may use it any more."""
+        self._wanted.pop(digest, None)
+        if digest not in self._budget.adapters:
+            return ()
+        effects = self._budget.release(digest)
+        self._gone(digest)
         return tuple(effects)
 
     def reclaim(self, count: int, *, spare: Digest | None = None) -> tuple[Effect, ...] | None:
@@ -272,16 +259,16 @@ class ResidentAdapters:
         if self._loading is not None:
             return None
         alone = self._proves_beside_nobody
-        if alone and (first := self.proofs.first) is not None:
+        if alone and (first := self.proofs.first_outside(self._budget.adapters)) is not None:
             self.want(first)
         turn, wanted = self.proofs.turn, list(self._wanted)
-        if self.proofs.first is not None:
+        if self.proofs:
             wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
         for digest in wanted:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            urgent = waits or (alone and self.proofs.needs(digest))
+            urgent = waits or (alone and digest in self.proofs)
             pinned = self._budget.is_pinned(digest)
             stays = self._is_live if urgent else self._is_live_or_pinned
             grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=urgent or pinned)
@@ -293,8 +280,7 @@ class ResidentAdapters:
                 self._gone(evicted)
             del self._wanted[digest]
             self._loads += 1
-            layout, prove = self._known[digest].layout, self.proofs.needs(digest)
-            self._loading = AdapterLoad(self._loads, digest, layout, prove)
+            self._loading = AdapterLoad(self._loads, digest, self._known[digest].layout)
             self._begun.append(self._loading)
             return grant
         return None
@@ -309,29 +295,42 @@ class ResidentAdapters:
         """The current load's number, if there is one → the first page of its run."""
         return {} if self._loading is None else {self._loading.number: self._budget.run_of(self._loading.digest).start}
 
+    def proving(self) -> ProofStep | None:
+        """The proof that goes on with the next plan. It pauses while an adapter loads that sequences wait for."""
+        attempt = self.proofs.attempt(self._has_arrived, self._has_sequences)
+        if attempt is None:
+            return None
+        number, digest = attempt
+        awaited = self._loading is not None and self._has_sequences(self._loading.digest)
+        paused = awaited and not self._has_sequences(digest) and self.proofs.yields(digest)
+        first_page = self._budget.run_of(digest).start
+        return ProofStep(number, digest, self._known[digest].layout, first_page, paused)
+
     # -- what a worker says ------------------------------------------------------------------------------------------
 
     def arrived(self, load: LoadArrived) -> Digest | None:
-        """All of an adapter is on the device, and proved if that was asked for. None if the load was given up
-        meanwhile."""
+        """All of an adapter is on the device. None if the load was given up meanwhile."""
         if self._loading is None or self._loading.number != load.number:
             return None
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
         self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.lacks_slab))
-        if load.proof is not None:
-            self.proofs.proved(digest, load.proof)
-            self._table.events.append(AdapterProved(digest, load.proof))
-        self._note_unproved(digest)  # if its load began before it was to be proved
         return digest
 
-    def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:
+    def proof_ended(self, proved: ProofResult) -> Digest | None:
+        """→ the adapter, whose order is answered; None if the attempt was given up meanwhile"""
+        digest = self.proofs.attempt_ended(proved.number)
+        if digest is not None:
+            self._answer(self.proofs.end(digest, proved.found))
+        return digest
+
+    def failed(self, number: int, error: MotetError) -> tuple[Digest, tuple[Effect, ...]] | None:
         """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""
         if self._loading is None or self._loading.number != number:
             return None
         digest = self._loading.digest
-        self.proofs.stop_waiting(digest)
+        self._answer(self.proofs.end(digest, error))
         effects = self._budget.release(digest)
         self._gone(digest)
         return digest, effects
@@ -348,7 +347,6 @@ class ResidentAdapters:
         assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
         assert self._wanted.keys() <= self._known.keys(), self._wanted
         self.proofs.check(self._known)
-        assert {*self._unproved} == {one for one in here if self.proofs.needs(one)}, (self._unproved, here)
         for digest in self._budget.adapters:
             assert self._budget.run_of(digest).length == self._known[digest].pages, digest
 
@@ -370,8 +368,24 @@ class ResidentAdapters:
 
     @property
     def _proves_beside_nobody(self) -> bool:
-        """True if an adapter is to be proved, and there is no sequence: it need not wait for its turn."""
-        return self._loading is None and self.proofs.first is not None and not len(self._table)
+        """True if an adapter is to be loaded for its proof, and no sequence can run: it need not wait for its turn.
+        Those on the device are proved first, so that none leaves before."""
+        if self._loading is not None or not self.proofs:
+            return False
+        if any(one == BASE or one in self._known for one in self._table.live_adapters()):
+            return False
+        return not any(map(self._has_arrived, self.proofs))
+
+    def _has_arrived(self, digest: Digest) -> bool:
+        known = self._known.get(digest)
+        return known is not None and known.arrived
+
+    def _has_sequences(self, digest: Digest) -> bool:
+        return digest in self._table.live_adapters()
+
+    def _answer(self, answer: ProofEnded | None) -> None:
+        if answer is not None:
+            self._table.events.append(answer)
 
     def _stays(self, digest: Digest, spare: Digest | None) -> bool:
         return digest == spare or self._is_live(digest)
@@ -381,17 +395,7 @@ class ResidentAdapters:
 
     @property
     def _some_go(self) -> bool:
-        return any(map(self._forgettable, self._dropped)) or any(map(self._releasable, self._unproved))
-
-    def _releasable(self, digest: Digest) -> bool:
-        return digest not in self._table.live_adapters()
-
-    def _note_unproved(self, digest: Digest) -> None:
-        if self.proofs.needs(digest):
-            self._unproved[digest] = None
-            self.proofs.wait(digest)
-        else:
-            self._unproved.pop(digest, None)
+        return any(map(self._forgettable, self._dropped))
 
     def _forgettable(self, digest: Digest) -> bool:
         return not self._table.users_of(digest)
@@ -399,7 +403,6 @@ class ResidentAdapters:
     def _gone(self, digest: Digest) -> None:
         known = self._known[digest]
         self._evicted.append(digest)
-        self._unproved.pop(digest, None)
         if known.arrived:
             known.arrived = False
             self._table.events.append(AdapterEvicted(digest))

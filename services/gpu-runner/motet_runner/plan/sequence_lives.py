@@ -1,7 +1,8 @@
 """How sequences begin and end, by commands, results or self-protection."""
 
+from motet.domain import Digest
 from motet.errors import MotetError
-from motet_runner.interface import DecodedTokens, Finish, SequenceOutput
+from motet_runner.interface import DecodedTokens, Finish, SequenceOutput, State
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import SequenceMemory
@@ -29,6 +30,12 @@ class SequenceLives:
         """Remove a sequence, and free all that it holds."""
         self._memory.release(sequence)
         self._sequences.remove(sequence)
+
+    def may_serve(self, adapter: Digest) -> None:
+        """Sequences need wait no longer, if the adapter is on the device and may serve."""
+        if self._memory.adapters.is_here(adapter):
+            for sequence in [one for one in self._sequences if one.state is State.LOADING and one.adapter == adapter]:
+                self._sequences.enter(sequence, State.WAITING)
 
     def give_up(self, sequence: Sequence, error: MotetError) -> None:
         """End a sequence with an error."""

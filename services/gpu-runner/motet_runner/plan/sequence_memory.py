@@ -142,13 +142,9 @@ class SequenceMemory:
     def begin_load(self) -> None:
         """Begin to load the next adapter that can get its pages."""
         self.copies += self.adapters.forget_dropped()
-        self.copies += self.adapters.release_unproved()
         grant = self.adapters.begin_load()
         if grant is not None:
             self.move_pages(grant.moved, grant.effects)
-
-    def kernels_changed(self, kernels: str) -> None:
-        self.copies += self.adapters.kernels_changed(kernels)
 
     def charges(self) -> dict[RequestId, int]:
         """How many pages of its promise the ledger charges to each sequence."""

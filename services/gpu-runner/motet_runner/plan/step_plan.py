@@ -105,8 +105,6 @@ class AdapterLoad:
     """Unique per load."""
     digest: Digest
     layout: AdapterLayout
-    prove: bool = False
-    """Prove the adapter once it has been copied, before it counts as arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +115,36 @@ class LoadArrived:
     """For how long iterations stood still for it, in all"""
     lacks_slab: bool = False
     """The adapter's slab is missing, or was damaged and is removed."""
-    proof: Proof | None = None
-    """If the load was to be proved"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
     number: int
     error: MotetError
+
+
+@dataclass(frozen=True, slots=True)
+class ProofStep:
+    """An order to a worker: prove an adapter where it lies, a part with each plan. A plan that does not name this
+    attempt gives it up."""
+
+    number: int
+    """Of the attempt: a later one has a larger number."""
+    digest: Digest
+    layout: AdapterLayout
+    first_page: int
+    """The present first page of the adapter's run"""
+    paused: bool = False
+    """Do no part with this plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofResult:
+    """An attempt has ended."""
+
+    number: int
+    found: Proof | MotetError
+    """An AdapterUnproved if the adapter's results are wrong"""
 
 
 _NONE = DecodeRows()
@@ -157,6 +177,8 @@ class StepPlan:
     """Loads that begin."""
     loading: dict[int, int] = field(default_factory=dict)
     """All current loads, by number → the present first page of the adapter's run."""
+    proof: ProofStep | None = None
+    """The proof that goes on"""
     hurry: bool = False
     """No sequence would have to wait: wait a moment for more bytes of adapters, and copy all of them."""
 
@@ -173,7 +195,7 @@ class StepPlan:
     def only_decodes(self) -> bool:
         """True if nothing else changes: if the previous plan had the same rows, they just continue."""
         changes = self.copies or self.moves or self.leaves or self.joins or self.gone or self.loads or self.loading
-        return not changes and not self.prefills
+        return not changes and not self.prefills and self.proof is None
 
     @property
     def count(self) -> int:
@@ -209,6 +231,7 @@ class StepResult:
     arrived: tuple[LoadArrived, ...] = ()
     """Adapters that later plans may use."""
     failed: tuple[LoadFailed, ...] = ()
+    proved: ProofResult | None = None
     swapped_pages: int = 0
     """How many pages were copied between device and host, in copies that have ended, also of earlier plans."""
     swap_seconds: float = 0.0
@@ -220,4 +243,4 @@ class StepResult:
     def only_tokens(self) -> bool:
         """True if tokens are its only results."""
         more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.late or self.retries
-        return not more and not self.arrived and not self.failed
+        return not more and not self.arrived and not self.failed and self.proved is None

@@ -1634,6 +1634,7 @@ class Certificate(_message.Message):
     CHECKER_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     DEVICE_RANK_FIELD_NUMBER: _builtins.int
+    PROVED_BY_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1659,6 +1660,10 @@ class Certificate(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is served and may not be meant"""
 
+    @_builtins.property
+    def proved_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """kernels that have proved it where a runner serves it; none if it was not proved"""
+
     def __init__(
         self,
         *,
@@ -1676,10 +1681,11 @@ class Certificate(_message.Message):
         checker: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         device_rank: _builtins.int = ...,
+        proved_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

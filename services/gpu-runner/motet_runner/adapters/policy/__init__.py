@@ -9,10 +9,10 @@ orders for the same bytes:
 | finding  | `Find`       | `Held`: checking. None: fetching, unless the source failed just now             |
 | fetching | `Fetch`      | `Held`: checking. `Failure`: the order and the requests for its manifest fail   |
 | checking | `Check`      | `Certification`: proving. `Failure`: the order fails, the lease is released     |
-| proving  | the engine   | `engine_proved`: answered. `engine_failed`: the order fails                     |
+| proving  | the engine   | `engine_proved`: answered. `engine_proved_not`: the order fails                 |
 
-An engine that proves nothing has no last stage. Requests do not wait for it here: the engine proves what it loads
-before it serves. An order without a digest begins with fetching: only the files say which digest it is. A digest
+Only an adapter that was never proved has the last stage, and only with an engine that proves: see `proof_orders`.
+Requests do not wait for it here: the engine serves nothing that is to be proved first. An order without a digest begins with fetching: only the files say which digest it is. A digest
 (`AdapterLife`) has these stages:
 
 | stage     | folder | it waits for      | then                                                                     |
@@ -22,7 +22,7 @@ before it serves. An order without a digest begins with fetching: only the files
 | fetched   | leased | an order to check | checking                                                                 |
 | checking  | leased | `Check`           | certified, or absent                                                     |
 | certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting.   |
-|           |        |                   | Not proved by the engine: absent                                         |
+|           |        |                   | `engine_proved_not`, because its results are wrong: absent               |
 | evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
 
 `Held` says that a folder exists, and hands over its lease: at no moment could the folder be evicted. A folder with

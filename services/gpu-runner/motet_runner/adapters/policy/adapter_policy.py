@@ -16,6 +16,7 @@ from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
+from motet_runner.adapters.policy.proof_orders import ProofOrders
 from motet_runner.adapters.policy.slabs import SlabQueue
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
 from motet_runner.adapters.proof import Proof
@@ -46,7 +47,7 @@ class AdapterPolicy:
     ) -> None:
         """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
         it proves nothing."""
-        self.proves_with = proves_with
+        self.proofs = ProofOrders(proves_with)
         self._failures = failures
         self._users_of = users_of
         self._clock = clock
@@ -93,6 +94,8 @@ class AdapterPolicy:
         self._failures.expire(self._clock())
         for life in [life for life in self if life.held is None or life.drop_when_idle]:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
+        self.proofs.prove_again(self)
+        self._prove_again()
         if self._eviction.waiting():
             self._list()
         self._next_slab()
@@ -381,41 +384,56 @@ class AdapterPolicy:
             self._slab_ended(size)
 
     def kernels_serve(self, kernels: str) -> None:
-        """The engine's present kernels: others may have proved what orders wait for, or not."""
-        if self.proves_with in (None, kernels):
+        """The engine's present kernels. What others have proved serves on, and is proved again."""
+        if self.proofs.kernels in (None, kernels):
             return
-        self.proves_with = kernels
-        for life in [life for life in self if life.orders]:
-            self._advance(life)
+        self.proofs.kernels = kernels
+        self.proofs.prove_again(self)
+        self._prove_again()
 
-    def engine_proved(self, digest: Digest, proof: Proof) -> None:
-        """The engine's present kernels have proved the adapter."""
+    def engine_proved(self, digest: Digest, number: int, proof: Proof) -> None:
+        """The answer to an order: the adapter's results are right."""
         self.kernels_serve(proof.kernels)
+        if not self.proofs.answered(digest, number):
+            return
         if (life := self.get(digest)) is not None and life.checked is not None:
             life.add_proof(proof)
             self._advance(life)
+        self._prove_again()
 
-    def engine_failed(self, digest: Digest, failure: Failure) -> None:
-        """The engine could not load the adapter: its files may have changed. Or it has not proved it: then nobody gets
-        it from these files, until they are ordered again."""
+    def engine_proved_not(self, digest: Digest, number: int, failure: Failure) -> None:
+        """The answer to an order: the results are wrong. Then nobody gets the adapter from these files, until they are
+        ordered again. Or the engine has given up, for this reason."""
+        if not self.proofs.answered(digest, number):
+            return
+        if (life := self.get(digest)) is not None:
+            orders, life.orders = life.orders, {}
+            wrong = failure.code == AdapterUnproved.mapping.code and life.ready
+            if wrong:
+                self._unload(life)
+                self._let_go(life)
+            for order in orders.values():
+                self._fail_order(order, failure)
+            for waiter in [*life.waiters] if wrong else ():
+                self._fail_request(life, waiter, failure)
+            self._forget_unused(life)
+        self._prove_again()
+
+    def _prove_again(self) -> None:
+        while (digest := self.proofs.next_again()) is not None:
+            life = self.get(digest)
+            if life is not None and life.ready and life.checked is not None and not life.drop_when_idle:
+                life.in_engine = True
+                self._emit_load(life, life.checked)
+
+    def engine_failed(self, digest: Digest) -> None:
+        """The engine could not load the adapter: its files may have changed."""
         life = self.get(digest)
         if life is None:
             return
         self._on_device(life, on_device=False)
         self.changed[digest] = None
-        unproved = failure.code == AdapterUnproved.mapping.code
-        if life.ready and (life.orders or unproved):
-            orders, life.orders = life.orders, {}
-            self._unload(life)  # the next order begins anew
-            if unproved:
-                self._let_go(life)
-            for order in orders.values():
-                self._fail_order(order, failure)
-            for waiter in [*life.waiters] if unproved else ():
-                self._fail_request(life, waiter, failure)
-            if unproved:
-                self._forget_unused(life)
-                return
+        self.proofs.forget(digest)  # the engine has answered before, if it could
         if life.ready:
             life.certify(None)  # until the files are known to be the checked files
             self._look(life)
@@ -455,6 +473,7 @@ class AdapterPolicy:
 
     def _let_go(self, life: AdapterLife) -> None:
         self.changed[life.digest] = None
+        self.proofs.forget(life.digest)
         if life.held is not None:
             self._emit(effects.Release(life.held))
             life.held = None
@@ -478,7 +497,7 @@ class AdapterPolicy:
             self._forget_unused(life)
             return
         for order in list(life.orders.values()):
-            if self._may_serve(life) or not order.check:
+            if self.proofs.may_serve(life) or not order.check:
                 del life.orders[order.number]
                 self._emit(effects.Succeed(order.number, life.digest))
                 if order.load and life.checked is not None:
@@ -499,21 +518,18 @@ class AdapterPolicy:
         if self._clock() < life.wanted_until:
             self._load(life)
 
-    def _may_serve(self, life: AdapterLife) -> bool:
-        """A revision is ready once it is proved. Requests need not wait here: the engine proves before it serves."""
-        return life.checked is not None and (self.proves_with is None or self.proves_with in life.proved_by)
-
     def _load(self, life: AdapterLife) -> None:
-        waits_for_proof = self.proves_with is not None and bool(life.orders)
+        waits_for_proof = self.proofs.kernels is not None and bool(life.orders)
         if (life.drop_when_idle and not waits_for_proof) or life.checked is None:
             return
-        if not life.on_device or not self._may_serve(life):
+        if not life.on_device or self.proofs.lacks(life):
             life.in_engine = True
             self._emit_load(life, life.checked)
 
     def _emit_load(self, life: AdapterLife, checked: Certification) -> None:
-        prove = self.proves_with is not None
-        self._emit(LoadAdapter(life.digest, checked.layout, prove, life.proved_by, pinned=life.digest in self._pinned))
+        """An order that the engine has not answered is told again: it is the same order."""
+        pinned = life.digest in self._pinned
+        self._emit(LoadAdapter(life.digest, checked.layout, self.proofs.order(life), pinned=pinned))
 
     def _unload(self, life: AdapterLife) -> None:
         life.in_engine = False

@@ -52,11 +52,17 @@ class AdapterLife:
         return () if self.checked is None else tuple(proof.kernels for proof in self.checked.proofs)
 
     @property
+    def proved(self) -> bool:
+        """True if an engine has proved the adapter, now or before: with any kernels, in any version"""
+        return self.checked is not None and bool(self.checked.proofs or self.checked.proved_before)
+
+    @property
     def certificate(self) -> scheduler_pb2.Certificate | None:
         """With what the newest proof has found"""
         if self.checked is None:
             return None
         certificate = self.checked.certificate
+        certificate.proved_by.extend(self.proved_by)
         for proof in self.checked.proofs[-1:]:
             certificate.max_delta_to_base = proof.moved
             certificate.warnings.extend([proof.warning] if proof.warning else [])

@@ -1,8 +1,8 @@
 """Loads adapters into their runs without making sequences wait (PU-07).
 
 A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
-into the pages that the plan gave to the adapter. If the load is to be proved, the adapter has arrived only once it is
-proved (`execute/proof`).
+into the pages that the plan gave to the adapter. An adapter that has arrived is proved there, if a plan says so
+(`execute/proof`): also a part with each plan.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 
 from motet.clock import Clock
 from motet.domain import Digest
-from motet.errors import AdapterError, AdapterUnproved, MotetError, Overloaded
+from motet.errors import AdapterError, AdapterFetchFailed, AdapterUnproved, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
@@ -25,7 +25,7 @@ from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
-from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
+from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed, ProofResult, ProofStep
 
 SLICE_BYTES = 2 * 1024 * 1024
 """The most bytes of an adapter that one iteration reads, and the most that one plan copies, while sequences run: a
@@ -33,6 +33,9 @@ millisecond or two."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Host memory that is kept for the next load: that of the last one, if it is not larger"""
+
+MAX_SILENT_SECONDS = 60.0
+"""A proof for which the disk has read nothing for so long is given up."""
 
 HURRY_SECONDS = 0.01
 """How long an iteration without work waits for an adapter that is still being read. Commands wait equally long."""
@@ -42,6 +45,7 @@ HURRY_SECONDS = 0.01
 class LoadResults:
     arrived: tuple[LoadArrived, ...] = ()
     failed: tuple[LoadFailed, ...] = ()
+    proved: ProofResult | None = None
 
 
 @dataclass(slots=True)
@@ -56,15 +60,16 @@ class _Loading:
     """For how long sequences have waited for its copies"""
     copied: Mark | None = None
     """A mark after the last copy, once that copy is launched"""
-    proof: ProofUnderWay | None = None
-    """Once all copies have ended, if the load is to be proved"""
-    computed: Mark | None = None
-    """A mark after the last part of the proof, once that part is launched"""
 
-    def give_up(self) -> None:
-        self.host.give_up()
-        if self.proof is not None:
-            self.proof.give_up()
+
+@dataclass(slots=True)
+class _Proving:
+    number: int
+    proof: ProofUnderWay
+    moved_at: float
+    """When its last part was done"""
+    computed: Mark | None = None
+    """A mark after the last part, once that part is launched"""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,7 @@ class _Arrived:
     rank: int
     linears: frozenset[str]
     product_rank: int
+    from_slab: bool
 
 
 @dataclass(slots=True)
@@ -85,7 +91,7 @@ class AdapterLoads:
     clock: Clock
     base: BaseLinearOf | None = None
     prover: Proves | None = None
-    """None: no load is to be proved."""
+    """None: no adapter is to be proved."""
     stream: CopyStream = field(default_factory=CopyStream)
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
@@ -93,6 +99,9 @@ class AdapterLoads:
     """Of the last load, for the next one"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
+    _proving: _Proving | None = None
+    _last_proof: int = 0
+    """The number of the newest attempt"""
 
     def forget(self, gone: Iterable[Digest]) -> None:
         """These adapters are no longer on the device."""
@@ -108,9 +117,16 @@ class AdapterLoads:
             digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears, arrived.product_rank
         )
 
-    def advance(self, begin: Iterable[AdapterLoad], first_page_of: Mapping[int, int], *, hurry: bool) -> LoadResults:
-        """Begin loads, and copy the next part of each current load. `hurry`: no sequence has to wait. So wait a moment
-        for more bytes, and copy all that have been read."""
+    def advance(
+        self,
+        begin: Iterable[AdapterLoad],
+        first_page_of: Mapping[int, int],
+        proof: ProofStep | None = None,
+        *,
+        hurry: bool,
+    ) -> LoadResults:
+        """Begin loads, copy the next part of each current load, and do the next part of the current proof. `hurry`: no
+        sequence has to wait. So wait a moment for more bytes, and copy all that have been read."""
         results = LoadResults()
         for load in begin:
             try:
@@ -128,23 +144,17 @@ class AdapterLoads:
                 self._loading[load.number] = _Loading(load, host, self.clock())
         for number, loading in list(self._loading.items()):
             if number not in first_page_of:
-                loading.give_up()
+                loading.host.give_up()
                 del self._loading[number]
                 self.stream.let_model_wait()  # the adapter's pages may get other contents at once
                 continue
             began = self.clock()
-            proof: Proof | None = None
             try:
                 complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
-                if complete and loading.load.prove:
-                    proof = self._prove(loading, first_page_of[number], hurry=hurry)
-                    complete = proof is not None
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 if device_has_failed(error):  # the adapter is not to blame
                     raise
-                loading.give_up()
-                if isinstance(error, AdapterUnproved) and loading.host.from_slab:
-                    _remove_slab(loading.load.layout)
+                loading.host.give_up()
                 del self._loading[number]
                 self.stream.let_model_wait()
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
@@ -158,31 +168,70 @@ class AdapterLoads:
                 if host.memory is not None and len(host.memory) <= MAX_KEPT_BYTES:
                     self._memory = host.memory
                 seconds = self.clock() - loading.began
-                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab, proof),)
+                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab),)
+        results.proved = self._prove(proof, hurry=hurry)
         return results
 
     def _what_arrived(self, loading: _Loading) -> _Arrived:
         host = loading.host
         products = self.layout(loading.load.layout.rank - SCALE_ROWS).rank if host.scales else 0
-        return _Arrived(host.layout.rank, host.linears, products)
+        return _Arrived(host.layout.rank, host.linears, products, host.from_slab)
 
-    def _prove(self, loading: _Loading, first_page: int, *, hurry: bool) -> Proof | None:
-        """Do the next part of the proof; with `hurry`, one after the other. None if it goes on."""
+    def _prove(self, step: ProofStep | None, *, hurry: bool) -> ProofResult | None:
+        """Do the next part of a proof. None if it goes on, or there is none."""
+        if self._proving is not None and (step is None or step.number != self._proving.number):
+            self._end_proof()
+        if step is None or (self._proving is None and step.number <= self._last_proof):
+            return None  # it has ended, and the plan was made before that was known
+        found: Proof | MotetError | None
+        try:
+            if self._proving is None:
+                self._proving = self._begin_proof(step)
+            found = self._advance_proof(self._proving, step, hurry=hurry)
+        except (AdapterError, OSError, MemoryError, RuntimeError) as error:
+            if device_has_failed(error):  # the adapter is not to blame
+                raise
+            found = _as_motet_error(error)
+            if isinstance(error, AdapterUnproved) and self._arrived[step.digest].from_slab:
+                _remove_slab(step.layout)
+        if found is None:
+            return None
+        self._end_proof()
+        return ProofResult(step.number, found)
+
+    def _begin_proof(self, step: ProofStep) -> _Proving:
         assert self.prover is not None, "this engine proves nothing"
-        if loading.proof is None:
-            loading.proof = self.prover.begin(loading.load.layout, loading.host.layout, self.base)
-        proof, before = loading.proof, loading.proof.parts
-        if loading.computed is None:
-            placed = self._place(loading.load.digest, self._what_arrived(loading), first_page)
-            self.stream.let_model_wait()
-            complete = proof.advance(placed, wait_seconds=HURRY_SECONDS if hurry else 0.0)
-            self.parts += proof.parts > before
+        self._last_proof = step.number
+        proof = self.prover.begin(step.layout, self.layout(step.layout.rank), self.base)
+        return _Proving(step.number, proof, self.clock())
+
+    def _advance_proof(self, proving: _Proving, step: ProofStep, *, hurry: bool) -> Proof | None:
+        if step.paused:
+            proving.moved_at = self.clock()
+            return None
+        proof, before = proving.proof, proving.proof.parts
+        if proving.computed is None:
+            complete = proof.advance(
+                self.placed(step.digest, step.first_page), wait_seconds=HURRY_SECONDS if hurry else 0.0
+            )
+            if proof.parts > before:
+                self.parts += 1
+                proving.moved_at = self.clock()
+            elif self.clock() - proving.moved_at > MAX_SILENT_SECONDS:
+                raise AdapterFetchFailed(
+                    f"The runner could not prove the adapter: in {MAX_SILENT_SECONDS:.0f} s, the disk has read nothing."
+                )
             if not complete:
                 return None
-            loading.computed = self.stream.model_mark()
+            proving.computed = self.stream.model_mark()
         if hurry:
-            loading.computed.wait()
-        return proof.result() if loading.computed.passed() else None
+            proving.computed.wait()
+        return proof.result() if proving.computed.passed() else None
+
+    def _end_proof(self) -> None:
+        if self._proving is not None:
+            self._proving.proof.give_up()
+            self._proving = None
 
     def before_copies(self) -> None:
         """Call this before pages are copied or moved: some of them may belong to runs still being loaded."""

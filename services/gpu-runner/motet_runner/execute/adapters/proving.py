@@ -1,4 +1,4 @@
-"""What the load of an adapter needs to know of its proof (`execute/proof`)."""
+"""What a worker needs to know of proofs (`execute/proof`)."""
 
 from typing import Protocol
 
@@ -15,8 +15,8 @@ class ProofUnderWay(Protocol):
     def give_up(self) -> None: ...
 
     def advance(self, placed: PlacedAdapter, *, wait_seconds: float) -> bool:
-        """Do the next part. `wait_seconds`: no sequence would have to wait for more; 0 if one would. → True if all is
-        launched: `result` reads it once the device has computed it."""
+        """Do the next part. `wait_seconds`: no sequence would have to wait, so go on for about as long; 0 if one would.
+        → True if all is launched: `result` reads it once the device has computed it."""
 
     def result(self) -> Proof:
         """Raises AdapterUnproved."""

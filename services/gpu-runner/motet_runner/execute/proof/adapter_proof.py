@@ -8,18 +8,19 @@ tensors and computes what is expected. The back end is another one of the kind t
 but no iteration's batch.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from motet.errors import AdapterUnproved
+from motet.errors import PROOF_FAILED, AdapterUnproved
 from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
 from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import NO_EFFECT, Proof
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.added_lora import added
@@ -135,19 +136,23 @@ class AdapterProof:
         self._expected.give_up()
 
     def advance(self, placed: PlacedAdapter, *, wait_seconds: float) -> bool:
-        """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait for more;
-        0 if one would. → True if all is launched: `result` reads it once the device has computed it."""
+        """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait, so go on
+        for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
+        it."""
         prover = self._prover
         if len(self._compared) < self._expected.linears:
             backend = prover.backend()
             batch = backend.make_batch([Segment(0, ROWS, placed)])
+            ends = time.monotonic() + wait_seconds
             most = len(self._compared) + (self._expected.linears if wait_seconds else LINEARS_AT_ONCE)
             while len(self._compared) < min(most, self._expected.linears):
-                expected = self._expected.take(wait_seconds)
+                expected = self._expected.take(max(0.0, ends - time.monotonic()))
                 if expected is None:
-                    return False
+                    break
                 self._compared.append(self._compare(expected, backend, batch))
                 self.parts += 1
+                if wait_seconds and time.monotonic() >= ends:
+                    break
             return False
         self.parts += 1
         if prover.prepare():
@@ -163,13 +168,15 @@ class AdapterProof:
                 off = float(compared.off)
                 raise _unproved(
                     f"what the engine computes for {compared.linear} is wrong: it is off by {off:.2g} times what "
-                    f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner."
+                    f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner.",
+                    PROOF_FAILED,
                 )
         moved, composition = map(float, self._effect)
         if not moved > 0:
             raise _unproved(
                 "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
-                "rounds them away. Train on, or use a pool with a wider engine.dtype."
+                "rounds them away. Train on, or use a pool with a wider engine.dtype.",
+                NO_EFFECT,
             )
         return Proof(self._kernels, moved, composition)
 
@@ -196,5 +203,5 @@ def _root(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.square().mean(1, keepdim=True).sqrt()
 
 
-def _unproved(why: str) -> AdapterUnproved:
-    return AdapterUnproved(why[0].upper() + why[1:], reason="ProofFailed")
+def _unproved(why: str, reason: str) -> AdapterUnproved:
+    return AdapterUnproved(why[0].upper() + why[1:], reason=reason)

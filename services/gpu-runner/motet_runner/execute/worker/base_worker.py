@@ -121,6 +121,7 @@ class BaseWorker(ABC):
             seconds=flight.ended.seconds_since(flight.began),
             arrived=flight.loaded.arrived,
             failed=flight.loaded.failed,
+            proved=flight.loaded.proved,
             swapped_pages=flight.swapped.pages,
             swap_seconds=flight.swapped.seconds,
             model_calls=flight.model_calls,
@@ -170,7 +171,7 @@ class BaseWorker(ABC):
             self._join(join)
         if loads is None:
             return LoadResults()
-        return loads.advance(plan.loads, plan.loading, hurry=plan.hurry)
+        return loads.advance(plan.loads, plan.loading, plan.proof, hurry=plan.hurry)
 
     def _move_pages(self, moves: Mapping[int, int]) -> None:
         self.table.move_pages(moves)

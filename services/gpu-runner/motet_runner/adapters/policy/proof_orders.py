@@ -1,0 +1,69 @@
+"""Which proofs the engine is ordered to make, and which of them it has not answered.
+
+An adapter that was never proved is ready once the engine has proved it. One that was proved before, by other kernels or
+another version, serves on, and is proved again beside the requests: a few at a time, as one may need a place on the
+device.
+"""
+
+from collections.abc import Iterable
+
+from motet.domain import Digest
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.proof import ProofOrder
+
+MAX_AGAIN = 2
+"""How many orders the engine may have when it gets one that nobody waits for"""
+
+
+class ProofOrders:
+    def __init__(self, kernels: str | None) -> None:
+        self.kernels = kernels
+        """The engine's present ones; None: it proves nothing."""
+        self._orders: dict[Digest, ProofOrder] = {}
+        """Without an answer"""
+        self._again: dict[Digest, None] = {}
+        """Ready, and to be proved by the present kernels"""
+        self._last = 0
+
+    def may_serve(self, life: AdapterLife) -> bool:
+        """Whether a revision is ready. Requests need not wait for that: the engine knows what may serve."""
+        return life.checked is not None and (self.kernels is None or life.proved)
+
+    def lacks(self, life: AdapterLife) -> bool:
+        """True if it may not serve, and nothing will change that."""
+        return not self.may_serve(life) and life.digest not in self._orders
+
+    def order(self, life: AdapterLife) -> ProofOrder | None:
+        """What is told to the engine with the adapter's files: the order without an answer, or a new one"""
+        order = self._orders.get(life.digest)
+        if order is None and self._needs(life):
+            self._last += 1
+            order = self._orders[life.digest] = ProofOrder(self._last, serves_meanwhile=life.proved)
+        return order
+
+    def answered(self, digest: Digest, number: int) -> bool:
+        """False if the answer is to an order that does not count any more."""
+        order = self._orders.get(digest)
+        if order is None or order.number != number:
+            return False
+        del self._orders[digest]
+        return True
+
+    def forget(self, digest: Digest) -> None:
+        """The order was for other files."""
+        self._orders.pop(digest, None)
+
+    def prove_again(self, lives: Iterable[AdapterLife]) -> None:
+        """Some of these may need another proof."""
+        self._again.update((life.digest, None) for life in lives if self._needs(life) and life.proved)
+
+    def next_again(self) -> Digest | None:
+        """The next one to be proved again, if the engine has little else to prove"""
+        if not self._again or len(self._orders) >= MAX_AGAIN:
+            return None
+        digest = next(iter(self._again))
+        del self._again[digest]
+        return digest
+
+    def _needs(self, life: AdapterLife) -> bool:
+        return self.kernels is not None and life.checked is not None and self.kernels not in life.proved_by
