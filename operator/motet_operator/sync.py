@@ -12,7 +12,7 @@ from motet.domain import ObjectName
 from motet.errors import reason_of
 from motet.leadership import Leadership
 from motet.resources.limits import Limits
-from motet.resources.status import MAX_MODULES, MAX_WARNINGS, Artifact
+from motet.resources.status import MAX_KERNELS, MAX_MODULES, MAX_WARNINGS, Artifact
 from motet.rpc import Link
 from motet.runner_info import BatchCap, KernelState
 from motet.surroundings import Surroundings
@@ -413,6 +413,7 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
             format="peft",
             checker=it.checker,
             base_digest=it.base_digest or None,
+            proved_by=tuple(name[:64] for name in it.proved_by)[:MAX_KERNELS],
             warnings=tuple(warning[:253] for warning in it.warnings)[:MAX_WARNINGS],
         )
     except ValidationError as error:

@@ -90,6 +90,7 @@ def test_one_adapter_is_shown_with_all_conditions(stack: StandingStack, capsys: 
         "size 0.3 MiB",
         "linears 2: up_proj",
         f"checked by check 5, against {BASE_DIGEST}",
+        "proved by the kernels cpp, torch",
         f"source {(BUNDLED / 'adapters' / 'pirate').as_uri()}",
         f"manifest {stack.manifests}/pirate.json:1:1",
         "resident demo-1 (device)",

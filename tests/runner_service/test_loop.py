@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
-from motet.errors import InvalidRequest, StructuredOutputUnavailable
+from motet.errors import AdapterUnproved, InvalidRequest, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import engine_loop
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.proof import ProofOrder
 from motet_runner.engine_loop import UNPRODUCTIVE_WAIT_SECONDS, EngineLoop
 from motet_runner.engine_messages import (
     Add,
@@ -45,6 +46,7 @@ from motet_runner.interface import (
     NewSequence,
     OrderRefused,
     OverflowAhead,
+    ProofEnded,
     Sampling,
 )
 from motet_runner.pipe import Pipe
@@ -591,12 +593,37 @@ def test_an_error_that_nobody_expected_in_the_middle_of_an_arrival_leaves_nothin
 
 def test_an_adapter_of_which_the_engine_fails_to_hear_is_reported_as_failed():
     loop = EngineLoop(engine_with_a_defect("load_adapter"), clock=monotonic)
-    loop.apply([LoadAdapter("x", AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())), add("b", max_tokens=1)])
+    layout = AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())
+    loop.apply([LoadAdapter("x", layout, ProofOrder(7)), add("b", max_tokens=1)])
     batch = loop.turn()
+    assert [(one.number, one.found.code) for one in batch.events if isinstance(one, ProofEnded)] == [
+        (7, "internal_error")
+    ], "an order to prove it is answered, too"
     assert [(type(one), one.digest, one.error.code) for one in batch.events if isinstance(one, AdapterFailed)] == [
         (AdapterFailed, "x", "internal_error")
     ]
     assert ends_of(batch) == [("b", 0, common_pb2.FINISH_REASON_LENGTH, "")]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_whose_adapter_is_not_proved_is_declined_unless_its_client_has_tokens(begun):
+    """Another runner may compute right what this one does not."""
+    engine = FakeEngine()
+    loop = EngineLoop(engine, clock=monotonic)
+    loop.apply([add("a"), add("b", max_tokens=1)])
+    if begun:
+        loop.turn()
+    unproved = AdapterUnproved("wrong", reason="ProofFailed")
+    engine.planner._lives.give_up(engine.planner.sequences.get("a"), unproved)  # noqa: SLF001 - as a failed proof does
+    batch = turns_until(loop, lambda batch: batch.refused or any(one.request == "a" for one in batch.ended))
+    if begun:
+        assert ("a", 1, common_pb2.FINISH_REASON_FAILED, "adapter_unproved") in ends_of(batch)
+    else:
+        assert [(one.request, one.error) for one in batch.refused] == [("a", unproved)]
+        assert not any(one.request == "a" for one in batch.ended)
+    loop.apply([add("a", epoch=2)])
+    assert loop.turn() is not None
+    assert not loop._batch.refused  # noqa: SLF001
 
 
 @pytest.mark.parametrize(

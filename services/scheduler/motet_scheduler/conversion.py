@@ -27,6 +27,7 @@ from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
 from motet_scheduler.policy.values import (
+    MAX_KERNELS,
     USUAL_COLD_WAIT,
     AdapterReadiness,
     AdapterRef,
@@ -109,6 +110,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         checker=it.checker,
         warnings=tuple(it.warnings),
         device_rank=it.device_rank,
+        proved_by=tuple(it.proved_by[:MAX_KERNELS]),
     )
 
 
@@ -128,6 +130,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         checker=it.checker,
         warnings=it.warnings,
         device_rank=it.device_rank,
+        proved_by=it.proved_by,
     )
 
 

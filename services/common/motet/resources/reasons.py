@@ -32,11 +32,11 @@ _CERTIFYING = {
     "another model, or its configuration does not list all its layers.",
     "ShapeMismatch": "The tensors' shapes do not fit the base model's layers. Use the model that the adapter was "
     "trained on.",
-    "NoEffect": "The adapter changes nothing: all its weights are zero. It was saved before training, or by a script "
-    "that left out the trained weights. Save it again after training.",
-    "ProofFailed": "A runner's engine has loaded the adapter, and its results differ from those that follow from the "
-    "adapter's files, or the adapter moves no logit. The message says which. If it moves none, train on; otherwise "
-    "please report it.",
+    "NoEffect": "The adapter changes nothing: all its weights are zero, or so small that the engine rounds them away. "
+    "It was saved before training, or by a script that left out the trained weights. Save it again after training.",
+    "ProofFailed": "Runners' engines have loaded the adapter, and what they compute with it differs from what follows "
+    "from its files. All runners of the pool were asked. The message says where the results differ, and whether the "
+    "proofs of other adapters fail there, too: then the runner is probably at fault. Please report it.",
 }
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "

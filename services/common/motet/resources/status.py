@@ -13,6 +13,7 @@ from motet.resources.fields import MAX_REPLICAS, Digest, DnsLabel, ResourceModel
 MAX_MESSAGE = 1024
 MAX_MODULES = 64
 MAX_WARNINGS = 8
+MAX_KERNELS = 8
 MAX_REVISIONS = 5
 MAX_COUNT = 2**53 - 1
 """The largest whole number that every JSON parser can represent exactly."""
@@ -123,6 +124,12 @@ class Artifact(StatusModel):
 
     base_digest: Digest | None = None
     """The digest of the base model that they were checked against."""
+
+    proved_by: Annotated[
+        tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_KERNELS, strict=False)
+    ] = ()
+    """The runners' kernels that have proved it: what they compute with it follows from its files. Empty: its engine
+    proves nothing, or it serves on until it is proved again."""
 
     warnings: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WARNINGS, strict=False)

@@ -1,8 +1,8 @@
 """Proofs of adapters: the order for one, and what an engine has found.
 
 The runner's service numbers its orders (`policy/proof_orders`), and the engine answers each of them once
-(`plan/adapter_proofs`): with a `Proof`, or with an error. AdapterUnproved says what is wrong with the adapter's results.
-Any other error says why the engine has given up.
+(`plan/adapter_proofs`): with a `Proof`, or with an error. AdapterUnproved says what is wrong with the results. Any other
+error says why the engine has given up.
 """
 
 from typing import NamedTuple

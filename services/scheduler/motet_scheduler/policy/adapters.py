@@ -15,13 +15,14 @@ from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
-from motet.errors import ModelNotFound
+from motet.errors import PROOF_FAILED, AdapterUnproved, ModelNotFound
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, PinAdapters, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import (
+    MAX_KERNELS,
     AdapterReadiness,
     AdapterRef,
     AdapterSpec,
@@ -35,6 +36,14 @@ from motet_scheduler.policy.values import (
 
 REVISION_REPLACED = ModelNotFound(
     "This revision of the adapter is no longer served. Send the request again to use the current revision."
+)
+
+MAX_REFUSED_BY = 64
+"""The number of runners of which it is remembered that their proof of a revision has failed"""
+
+OTHERS_FAIL_TOO = (
+    "On this runner, the proofs of other adapters fail, too: its kernels or its device are probably at fault, and not "
+    "the adapter. Ask the platform team to replace the runner."
 )
 
 CHECKS_AT_ONCE = 4
@@ -111,6 +120,10 @@ class Adapter:
     retry_at: float | None = None
     recheck_requested: bool = False
     """A runner was asked to check the wanted revision. Asking again is not a new change."""
+    refused_by: dict[InstanceName, None] = field(default_factory=dict)
+    """The runners whose proof of the wanted revision has failed"""
+    doubted: bool = False
+    """It serves, and the newest proof of it has failed: another runner is asked."""
     last_report: ReportAdapter | None = field(default=None)
 
     @property
@@ -120,7 +133,17 @@ class Adapter:
 
     @property
     def resolved(self) -> bool:
-        return self.serving is not None and self.serving.key == self.wanted
+        return self.serving is not None and self.serving.key == self.wanted and not self.doubted
+
+    def may_be_proved_by(self, runner: Runner) -> bool:
+        """False if that was tried, or the runner takes no work of this adapter."""
+        serves = runner.attached and runner.takes_work and runner.serves(self.wanted.base)
+        return serves and runner.group == self.wanted.group and runner.instance not in self.refused_by
+
+    def refuses(self, instance: InstanceName) -> None:
+        self.refused_by[instance] = None
+        if len(self.refused_by) > MAX_REFUSED_BY:
+            del self.refused_by[next(iter(self.refused_by))]
 
     def wants_check(self, now: float) -> bool:
         if self.resolved or self.check is not None:
@@ -142,6 +165,8 @@ class Adapters:
         from process to process."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
+        self._unproved_on: dict[InstanceName, dict[str, None]] = {}
+        """The adapters whose proofs have failed on each runner since it last certified one"""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
         self._coming: dict[tuple[GroupName, Digest], dict[InstanceName, Coming]] = {}
@@ -228,7 +253,8 @@ class Adapters:
         if (adapter.wanted, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
             # The old failure was about another revision or another bound.
             adapter.failure = adapter.failed = adapter.retry_at = None
-            adapter.recheck_requested = False
+            adapter.recheck_requested = adapter.doubted = False
+            adapter.refused_by.clear()
         if spec.group != adapter.spec.group:
             self._retire(adapter)
             adapter.serving = None
@@ -308,7 +334,7 @@ class Adapters:
         # adapters of a group want the same base model.
         able: dict[GroupName, list[Runner]] = {}
         for adapter in self._to_check:
-            if not adapter.wants_check(now):
+            if not adapter.wants_check(now) and not self._may_ask_another(adapter, runners):
                 continue
             name = adapter.spec.ref.object
             # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
@@ -320,7 +346,8 @@ class Adapters:
                 base, known = adapter.wanted.base, self._bases.known(group)
                 serving = (r for r in runners if known and r.takes_work and r.group == group and r.serves(base))
                 able[group] = [r for r in serving if busy[r.instance] < CHECKS_AT_ONCE]
-            runner = min(able[group], key=lambda r: (busy[r.instance], r.instance), default=None)
+            others = (r for r in able[group] if r.instance not in adapter.refused_by)
+            runner = min(others, key=lambda r: (busy[r.instance], r.instance), default=None)
             if runner is None:
                 continue
             busy[runner.instance] += 1
@@ -349,7 +376,9 @@ class Adapters:
         answers = event.order == adapter.check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
         return adapter if answers else None
 
-    def check_reported(self, adapter: Adapter, event: AdapterStateChanged, now: float) -> bool:
+    def check_reported(
+        self, adapter: Adapter, event: AdapterStateChanged, runners: Collection[Runner], now: float
+    ) -> bool:
         """Apply a runner's report about a check. True if the check ended: it was certified, or failed."""
         check = adapter.check
         assert check is not None
@@ -363,9 +392,15 @@ class Adapters:
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is not None:
+            if _is_wrong(event.failure):
+                return self._refused(adapter, event, runners)
             adapter.failure, adapter.failed = event.failure, check.key
             adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
             return True
+        if self._unproved_on.pop(event.instance, None) is not None:
+            self._tell_of_refusals_by(event.instance)
+        adapter.doubted = False
+        adapter.refused_by.clear()
         replaced = adapter.serving
         self._serving = None
         adapter.serving = Revision(key=check.key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
@@ -373,6 +408,72 @@ class Adapters:
         if replaced is not None and replaced.digest != event.digest:
             self._retire_digest(adapter.spec, replaced)
         return True
+
+    # ------------------------------------------------------------------------------------------------------- proofs
+
+    def _refused(self, adapter: Adapter, event: AdapterStateChanged, runners: Collection[Runner]) -> bool:
+        """A runner's proof of the wanted revision has failed. Either may be the cause: another runner is asked, if
+        there is one → False. Otherwise the revision has failed, and does not serve on."""
+        adapter.refuses(event.instance)
+        failed = self._unproved_on.setdefault(event.instance, {})
+        if len(failed) < MAX_REFUSED_BY:
+            failed[event.digest or str(adapter.spec.ref.object)] = None
+        self._tell_of_refusals_by(event.instance)
+        self.may_be_ordered, self._to_check = True, None
+        if any(map(adapter.may_be_proved_by, runners)):
+            return False
+        assert event.failure is not None
+        adapter.failure, adapter.failed, adapter.retry_at = event.failure, adapter.wanted, None
+        if adapter.doubted:
+            self._retire(adapter)
+            adapter.serving, adapter.doubted, self._serving = None, False, None
+        return True
+
+    def proof_failed(self, runner: Runner, event: AdapterStateChanged, runners: Collection[Runner]) -> bool:
+        """A runner that has served a revision has proved it again, and what it computes is wrong. True if the revision
+        does not serve any more."""
+        adapter = self.by_name.get(event.ref.object)
+        if adapter is None or adapter.serving is None or adapter.serving.digest != event.digest:
+            return False
+        if adapter.serving.key != adapter.wanted or not adapter.may_be_proved_by(runner):
+            return False  # a newer revision is on its way, or this is known
+        adapter.doubted = True
+        return self._refused(adapter, event, runners)
+
+    def proved(self, event: AdapterStateChanged) -> None:
+        """A runner says which of its kernels have proved what it serves."""
+        adapter, certificate = self.by_name.get(event.ref.object), event.certificate
+        if adapter is None or adapter.serving is None or certificate is None or adapter.serving.certificate is None:
+            return
+        serving, before = adapter.serving, adapter.serving.certificate
+        if serving.digest != event.digest or certificate.base_digest != before.base_digest:
+            return
+        names = tuple(dict.fromkeys((*before.proved_by, *certificate.proved_by)))[:MAX_KERNELS]
+        if names != before.proved_by:
+            adapter.serving = replace(serving, certificate=replace(before, proved_by=names))
+            self._to_tell[adapter.spec.ref.object] = None
+
+    def _may_ask_another(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
+        """True if a revision was refused for its proofs alone, and a runner has come that was not asked."""
+        if not adapter.refused_by or adapter.check is not None or adapter.resolved or adapter.failure is None:
+            return False
+        return _is_wrong(adapter.failure) and any(map(adapter.may_be_proved_by, runners))
+
+    def _tell_of_refusals_by(self, instance: InstanceName) -> None:
+        for name, adapter in self.by_name.items():
+            if instance in adapter.refused_by:
+                self._to_tell[name] = None
+
+    def _failure_of(self, adapter: Adapter) -> Failure | None:
+        """With what the failures of other adapters say about the runner"""
+        failure = adapter.failure
+        if failure is None or not _is_wrong(failure):
+            return failure
+        if not any(len(self._unproved_on.get(one, ())) > 1 for one in adapter.refused_by):
+            return failure
+        return replace(failure, message=f"{failure.message} {OTHERS_FAIL_TOO}")
+
+    # ----------------------------------------------------------------------------------------------------- replicas
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[PinAdapters | EnsureAdapter]:
         """Pin adapters on as many runners as their `minReplicas`, and load them there."""
@@ -540,6 +641,7 @@ class Adapters:
 
     def fetches_ended(self, runner: Runner) -> None:
         """It has gone."""
+        self._unproved_on.pop(runner.instance, None)
         for digest in [digest for group, digest in self._coming if group == runner.group]:
             self._fetch_ended(runner, digest)
 
@@ -585,7 +687,7 @@ class Adapters:
             serving=digest,
             state=self._readiness(adapter, serving, resident),
             certificate=serving.certificate if serving is not None else None,
-            failure=adapter.failure,
+            failure=self._failure_of(adapter),
             replicas=places,
             source=serving.key.source if serving is not None else "",
             source_revision=serving.key.source_revision if serving is not None else "",
@@ -645,6 +747,11 @@ class Adapters:
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
         self._retired_of.setdefault(spec.ref.object, {})[revision.digest] = None
+
+
+def _is_wrong(failure: Failure) -> bool:
+    """True if a runner's results were wrong: its kernels or its device may be the cause."""
+    return failure.code == AdapterUnproved.mapping.code and failure.reason == PROOF_FAILED
 
 
 _TIERS = {AdapterStage.CERTIFIED: Tier.DISK, AdapterStage.HOST: Tier.HOST, AdapterStage.DEVICE: Tier.DEVICE}

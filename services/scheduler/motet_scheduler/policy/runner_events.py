@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import NEVER_HERE, TABLE, TOO_FEW_PAGES, AdapterError, InvalidRequest
+from motet.errors import NEVER_HERE, PROOF_FAILED, TABLE, TOO_FEW_PAGES, AdapterError, AdapterUnproved, InvalidRequest
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -155,7 +155,11 @@ class RunnerEvents:
         request.declined_epoch = event.epoch
         if event.failure.reason == TOO_FEW_PAGES:
             request.room_lacked += 1
-        if _is_final(event.failure) or self._lifecycle.is_unable(request):
+        elsewhere = False
+        if event.failure.reason == PROOF_FAILED:  # the runner may be at fault: each other one is tried once
+            request.avoid[event.instance] = inf
+            elsewhere = any(request.avoid.get(one.instance) != inf for one in self._state.runners_for(request))
+        if (_is_final(event.failure) and not elsewhere) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
         if request.placement is not None:
             # The promise is released. The runner tells the gateway too, which reports how many tokens it delivered.
@@ -182,7 +186,7 @@ class RunnerEvents:
             adapters.order_at(now + event.failure.retry_after)
         checked = adapters.checked_by(event)
         if checked is not None:
-            if adapters.check_reported(checked, event, now):
+            if adapters.check_reported(checked, event, self._state.runners.values(), now):
                 self._state.catalog_changed = True
                 if event.failure is None:  # else the former revision serves on, and failures are not saved
                     self._state.emit(effects.SaveCatalog(outdates=True))
@@ -192,9 +196,20 @@ class RunnerEvents:
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         elif runner is not None:
             adapters.bytes_come(runner, event, now)
-        if runner is not None and not event.order and event.failure is None:
-            adapters.stage_told(runner, event.digest, event.stage)
+        if runner is not None and not event.order:
+            self._news_of_adapter(runner, event)
         self._publisher.order_adapter_loads()
+
+    def _news_of_adapter(self, runner: Runner, event: events.AdapterStateChanged) -> None:
+        """That nobody asked for"""
+        adapters, failure = self._state.adapters, event.failure
+        if failure is None:
+            adapters.stage_told(runner, event.digest, event.stage)
+            adapters.proved(event)
+        elif failure.code == AdapterUnproved.mapping.code and adapters.proof_failed(
+            runner, event, self._state.runners.values()
+        ):
+            self._state.catalog_changed = True
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor

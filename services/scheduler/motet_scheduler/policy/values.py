@@ -206,6 +206,10 @@ class AdapterSpec:
     chat: ChatFormats = UNDECLARED
 
 
+MAX_KERNELS = 8
+"""The number of kernels that a certificate names"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What checking an adapter found."""
@@ -225,6 +229,8 @@ class Certificate:
     warnings: tuple[str, ...] = ()
     device_rank: int = 0
     """What counts in device memory: more than `rank` if the adapter scales results; 0 means `rank`"""
+    proved_by: tuple[str, ...] = ()
+    """Kernels that have proved it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

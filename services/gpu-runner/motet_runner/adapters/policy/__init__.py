@@ -12,8 +12,8 @@ orders for the same bytes:
 | proving  | the engine   | `engine_proved`: answered. `engine_proved_not`: the order fails                 |
 
 Only an adapter that was never proved has the last stage, and only with an engine that proves: see `proof_orders`.
-Requests do not wait for it here: the engine serves nothing that is to be proved first. An order without a digest begins with fetching: only the files say which digest it is. A digest
-(`AdapterLife`) has these stages:
+Requests do not wait for it here: the engine serves nothing that is to be proved first. An order without a digest begins
+with fetching: only the files say which digest it is. A digest (`AdapterLife`) has these stages:
 
 | stage     | folder | it waits for      | then                                                                     |
 |-----------|--------|-------------------|--------------------------------------------------------------------------|

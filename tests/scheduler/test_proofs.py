@@ -1,0 +1,246 @@
+"""A runner's proof of an adapter fails: another runner is asked before the adapter is refused, and a runner on which
+the proofs of several adapters fail is said to be at fault."""
+
+from typing import Any
+
+from motet.domain import Digest, InstanceName, RequestId
+from motet.errors import AdapterUnproved
+from motet.runner_info import Failure
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import MAX_REFUSED_BY, OTHERS_FAIL_TOO
+from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, ready, resident
+from tests.scheduler.test_adapters import checks, published
+
+WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
+NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
+
+
+def refuse(driver: SchedulerDriver, instance: str, name: str = "pirate", failure: Failure = WRONG, **more: Any):
+    return driver.certify(
+        name,
+        **({"digest": Digest(""), "instance": instance} | more),
+        stage=AdapterStage.NONE,
+        certificate=None,
+        failure=failure,
+    )
+
+
+def news(driver: SchedulerDriver, instance: str, failure: Failure | None = WRONG, **more: Any):
+    """What a runner says that nobody asked for"""
+    return driver.certify(
+        **({"stage": AdapterStage.NONE, "certificate": None} | more),
+        instance=instance,
+        failure=failure,
+        order=0,
+        ordered_stage=AdapterStage.NONE,
+    )
+
+
+def stack(*runners: str) -> SchedulerDriver:
+    driver = ready()
+    for one in runners:
+        driver.attach(one)
+    return driver
+
+
+def report(driver: SchedulerDriver, name: str = "pirate") -> effects.ReportAdapter:
+    return [one for one in driver.of(effects.ReportAdapter) if one.ref.name == name][-1]
+
+
+def test_another_runner_is_asked_before_an_adapter_is_refused():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance)
+    (second,) = checks(driver)
+    assert {first.instance, second.instance} == {"r0", "r1"}
+    assert published(driver)["pirate"].state is AdapterReadiness.LOADING
+    driver.certify(instance=second.instance)
+    assert published(driver)["pirate"].digest == PIRATE
+    assert report(driver).failure is None
+
+
+def test_what_all_runners_refuse_has_failed_and_each_is_asked_once():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    for _ in range(2):
+        (asked,) = checks(driver)
+        refuse(driver, asked.instance)
+    assert not checks(driver)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert report(driver).failure == WRONG
+    driver.wait(600)
+    assert not checks(driver)
+
+
+def test_a_runner_that_comes_later_is_asked_too():
+    driver = stack("r0")
+    driver.state(adapter())
+    refuse(driver, "r0")
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    driver.attach("r1")
+    (asked,) = checks(driver)
+    assert asked.instance == "r1"
+    driver.certify(instance="r1")
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_another_failure_ends_the_asking():
+    driver = stack("r0", "r1", "r2")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance)
+    (second,) = checks(driver)
+    refuse(driver, second.instance, failure=Failure("adapter_incompatible", "no config"))
+    assert not checks(driver)
+    driver.wait(60)
+    assert not checks(driver)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+
+
+def test_an_adapter_without_effect_is_refused_at_once():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (asked,) = checks(driver)
+    refuse(driver, asked.instance, failure=NO_EFFECT)
+    assert not checks(driver)
+    assert report(driver).failure == NO_EFFECT
+
+
+def test_new_bytes_are_asked_of_every_runner_again():
+    driver = stack("r0")
+    driver.state(adapter())
+    refuse(driver, "r0")
+    driver.state(adapter(stamp="2"))
+    driver.wait(60)
+    driver.certify(digest=POET)
+    assert published(driver)["pirate"].digest == POET
+
+
+def test_a_runner_on_which_other_proofs_fail_too_is_at_fault_and_all_owners_hear_it():
+    driver = stack("r0")
+    driver.state(adapter(), adapter("poet"))
+    refuse(driver, "r0")
+    assert report(driver).failure == WRONG
+    refuse(driver, "r0", "poet")
+    for name in ("pirate", "poet"):
+        assert report(driver, name).failure.message == f"{WRONG.message} {OTHERS_FAIL_TOO}"
+        assert report(driver, name).failure.reason == "ProofFailed"
+
+
+def test_a_runner_that_proves_another_one_is_not_at_fault():
+    driver = stack("r0")
+    driver.state(adapter(), adapter("poet"), adapter("pilot"))
+    refuse(driver, "r0")
+    refuse(driver, "r0", "poet")
+    driver.certify("pilot", digest=Digest("sha256:" + "c" * 64))
+    assert report(driver).failure == WRONG
+    assert report(driver, "poet").failure == WRONG
+
+
+def serving(*runners: str) -> SchedulerDriver:
+    driver = stack(*runners)
+    driver.state(adapter())
+    (asked,) = checks(driver)
+    driver.certify(instance=asked.instance)
+    for one in runners:
+        driver.report(one, resident=resident(PIRATE))
+    return driver
+
+
+def test_a_later_proof_that_fails_asks_another_runner_and_the_adapter_serves_on():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    (asked,) = checks(driver)
+    assert asked.instance == "r1"
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.certify(instance="r1")
+    assert published(driver)["pirate"].digest == PIRATE
+    assert report(driver).failure is None
+    driver.wait(60)
+    assert not checks(driver)
+
+
+def test_a_later_proof_that_fails_everywhere_takes_the_adapter_out_of_service():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    refuse(driver, "r1")
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    found = report(driver)
+    assert (found.serving, found.failure) == ("", WRONG)
+
+
+def test_with_one_runner_a_later_proof_that_fails_is_said_at_once():
+    driver = serving("r0")
+    news(driver, "r0")
+    assert not checks(driver)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert report(driver).failure == WRONG
+
+
+def test_news_of_other_bytes_or_of_another_name_change_nothing():
+    driver = serving("r0")
+    news(driver, "r0", digest=POET)
+    news(driver, "r0", name="nobody")
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.state(adapter(stamp="2"))
+    news(driver, "r0")
+    assert published(driver)["pirate"].digest == PIRATE, "a newer revision is on its way"
+
+
+def test_what_is_remembered_of_runners_is_bounded():
+    driver = ready()
+    driver.state(adapter())
+    for number in range(MAX_REFUSED_BY + 5):
+        driver.attach(f"r{number}")
+        refuse(driver, f"r{number}")
+        driver.detach(f"r{number}")
+    assert len(driver.scheduler.adapters.by_name[adapter().ref.object].refused_by) == MAX_REFUSED_BY
+
+
+def test_the_kernels_that_have_proved_an_adapter_are_told_once_each():
+    driver = serving("r0", "r1")
+    told = []
+    for number in range(3):
+        certificate = Certificate(digest=PIRATE, rank=8, proved_by=(f"kernels {number}",))
+        for instance in ("r0", "r1", "r0"):
+            news(driver, instance, None, stage=AdapterStage.DEVICE, certificate=certificate)
+            told += driver.of(effects.ReportAdapter)
+            driver.wait(1)
+            told += driver.of(effects.ReportAdapter)
+    assert [one.certificate.proved_by for one in told] == [
+        ("kernels 0",),
+        ("kernels 0", "kernels 1"),
+        ("kernels 0", "kernels 1", "kernels 2"),
+    ]
+    many = Certificate(digest=PIRATE, rank=8, proved_by=tuple(map(str, range(50))))
+    news(driver, "r0", None, stage=AdapterStage.DEVICE, certificate=many)
+    told = driver.of(effects.ReportAdapter)
+    driver.wait(1)
+    told += driver.of(effects.ReportAdapter)
+    assert len(told[-1].certificate.proved_by) == MAX_KERNELS
+
+
+def decline(driver: SchedulerDriver, instance: str, epoch: int, failure: Failure = WRONG):
+    return driver.send(events.RunnerDeclined(InstanceName(instance), RequestId("a"), epoch, failure))
+
+
+def test_a_request_that_a_runner_declines_for_its_proof_goes_to_each_other_runner_once():
+    driver = serving("r0", "r1", "r2")
+    driver.enqueue("a", digest=PIRATE)
+    asked = []
+    for epoch in (1, 2, 3):
+        asked.append(driver.where("a"))
+        decline(driver, asked[-1], epoch)
+        driver.lose("a", epoch)
+        assert bool(driver.of(effects.SendRefused)) is (epoch == 3)
+    assert sorted(asked) == ["r0", "r1", "r2"]
+
+
+def test_a_request_for_what_has_no_effect_asks_no_other_runner():
+    driver = serving("r0", "r1")
+    driver.enqueue("a", digest=PIRATE)
+    decline(driver, driver.where("a"), 1, NO_EFFECT)
+    driver.lose("a", 1)
+    assert driver.of(effects.SendRefused)
