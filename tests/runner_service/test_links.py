@@ -11,13 +11,15 @@ import pytest
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
 from motet.domain import BASE, RequestId
+from motet.errors import AdapterUnproved
 from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
 from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
-from motet_runner.interface import EngineSequenceReport, OverflowAhead, State
+from motet_runner.adapters.proof import Proof
+from motet_runner.interface import EngineSequenceReport, OverflowAhead, ProofEnded, State
 from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.in_process_runner import in_process_runner, write_adapter
@@ -491,6 +493,42 @@ async def test_every_answer_repeats_the_number_of_its_order(folder, monkeypatch)
         scheduler.ensure("a0", source, DEVICE, order=14)
         await scheduler.adapter("a0", stage=DEVICE)
         assert {one.order for one in scheduler.of("adapter")} <= {0, 14}, "0: the engine's own news"
+
+
+class ProvingEngine(FakeEngine):
+    """Its first kernels prove all adapters, and later ones none."""
+
+    serving = "torch"
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.info = replace(self.info, proves=True, kernels=KernelState("torch", 1.0))
+
+    def load_adapter(self, digest, layout, *, pinned=False, proof=None):
+        super().load_adapter(digest, layout, pinned=pinned)
+        if proof is not None:
+            wrong = AdapterUnproved("its results are wrong", reason="ProofFailed")
+            found = Proof("torch", 1.0, 0.0) if self.serving == "torch" else wrong
+            self.planner.sequences.events.append(ProofEnded(proof.number, digest, found))
+
+    def report(self):
+        return replace(super().report(), kernels=KernelState(self.serving, 2.0))
+
+
+async def test_the_scheduler_hears_of_proofs_also_of_a_later_one_that_fails(folder, monkeypatch):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=ProvingEngine),
+    ):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source)
+        state = await scheduler.adapter("a0", stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
+        assert state.certificate.proved_by == ["torch"]
+        monkeypatch.setattr(ProvingEngine, "serving", "cpp")
+        state = await scheduler.adapter("a0", failed=True)
+        assert (state.order, state.digest[:7], state.failure.code) == (0, "sha256:", "adapter_unproved")
 
 
 async def test_a_broken_adapter_is_refused_with_its_reason(folder):

@@ -86,6 +86,28 @@ def test_a_runner_that_comes_later_is_asked_too():
     assert published(driver)["pirate"].digest == PIRATE
 
 
+def test_a_runner_that_is_restarted_is_asked_again():
+    driver = stack("r0")
+    driver.state(adapter())
+    refuse(driver, "r0")
+    driver.attach("r0", incarnation="2")
+    (asked,) = checks(driver)
+    driver.certify(instance=asked.instance)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_runner_that_refuses_what_another_one_has_proved_is_not_asked_again_and_again():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    driver.certify(instance="r1")
+    for _ in range(3):
+        news(driver, "r0")
+        assert not checks(driver)
+        driver.wait(10)
+        assert not checks(driver)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
 def test_another_failure_ends_the_asking():
     driver = stack("r0", "r1", "r2")
     driver.state(adapter())

@@ -249,15 +249,16 @@ class LoadedRunner:
 
     def _on_proof_ended(self, event: ProofEnded) -> None:
         """The scheduler is told also of proofs that no order of it waits for."""
-        one = self.adapters.on_proof_ended(event)
-        if isinstance(event.found, Proof):
-            log.info("adapter_proved", adapter=event.digest, **event.found._asdict())
-            if one is not None:
-                self.scheduler.adapter_changed(one)
+        one, found = self.adapters.on_proof_ended(event), event.found
+        if one is None:
             return
-        log.warning("adapter_not_proved", adapter=event.digest, reason=event.found.message)
-        if one is not None and isinstance(event.found, AdapterUnproved):
-            self.scheduler.adapter_changed(one, event.found)
+        if isinstance(found, Proof):
+            log.info("adapter_proved", adapter=event.digest, **found._asdict())
+            self.scheduler.adapter_changed(one)
+            return
+        log.warning("adapter_not_proved", adapter=event.digest, reason=found.message)
+        if isinstance(found, AdapterUnproved):
+            self.scheduler.adapter_changed(one, found)
 
     def request_report(self) -> None:
         """Ask the engine for a report. An engine that has not answered the previous call is busy or hangs: then its

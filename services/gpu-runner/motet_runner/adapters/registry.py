@@ -214,8 +214,10 @@ class AdapterRegistry:
 
     def on_proof_ended(self, event: ProofEnded) -> AdapterLife | None:
         """Orders for the adapter are answered. A proof is kept for the next start; none is, if the results are
-        wrong."""
+        wrong. → the adapter; None if the order does not count any more"""
         life, found = self.policy.get(event.digest), event.found
+        if not self.policy.proofs.awaits(event.digest, event.number):
+            return None
         if isinstance(found, Proof):
             self._decide(self.policy.engine_proved, event.digest, event.number, found)
             if life is not None and (held := life.held) is not None:

@@ -105,6 +105,14 @@ class PendingCheck:
     since: float
 
 
+Start = tuple[InstanceName, str]
+"""One start of a runner: after another one, its kernels may be others."""
+
+
+def start_of(runner: Runner) -> Start:
+    return runner.instance, runner.identity.incarnation
+
+
 @dataclass(slots=True)
 class Adapter:
     spec: AdapterSpec
@@ -120,7 +128,7 @@ class Adapter:
     retry_at: float | None = None
     recheck_requested: bool = False
     """A runner was asked to check the wanted revision. Asking again is not a new change."""
-    refused_by: dict[InstanceName, None] = field(default_factory=dict)
+    refused_by: dict[Start, None] = field(default_factory=dict)
     """The runners whose proof of the wanted revision has failed"""
     doubted: bool = False
     """It serves, and the newest proof of it has failed: another runner is asked."""
@@ -138,10 +146,10 @@ class Adapter:
     def may_be_proved_by(self, runner: Runner) -> bool:
         """False if that was tried, or the runner takes no work of this adapter."""
         serves = runner.attached and runner.takes_work and runner.serves(self.wanted.base)
-        return serves and runner.group == self.wanted.group and runner.instance not in self.refused_by
+        return serves and runner.group == self.wanted.group and start_of(runner) not in self.refused_by
 
-    def refuses(self, instance: InstanceName) -> None:
-        self.refused_by[instance] = None
+    def refuses(self, start: Start) -> None:
+        self.refused_by[start] = None
         if len(self.refused_by) > MAX_REFUSED_BY:
             del self.refused_by[next(iter(self.refused_by))]
 
@@ -165,7 +173,7 @@ class Adapters:
         from process to process."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
-        self._unproved_on: dict[InstanceName, dict[str, None]] = {}
+        self._unproved_on: dict[Start, dict[str, None]] = {}
         """The adapters whose proofs have failed on each runner since it last certified one"""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
@@ -346,7 +354,7 @@ class Adapters:
                 base, known = adapter.wanted.base, self._bases.known(group)
                 serving = (r for r in runners if known and r.takes_work and r.group == group and r.serves(base))
                 able[group] = [r for r in serving if busy[r.instance] < CHECKS_AT_ONCE]
-            others = (r for r in able[group] if r.instance not in adapter.refused_by)
+            others = (r for r in able[group] if start_of(r) not in adapter.refused_by)
             runner = min(others, key=lambda r: (busy[r.instance], r.instance), default=None)
             if runner is None:
                 continue
@@ -397,10 +405,10 @@ class Adapters:
             adapter.failure, adapter.failed = event.failure, check.key
             adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
             return True
-        if self._unproved_on.pop(event.instance, None) is not None:
-            self._tell_of_refusals_by(event.instance)
+        for start in [one for one in self._unproved_on if one[0] == event.instance]:
+            del self._unproved_on[start]
+            self._tell_of_refusals_by(start)
         adapter.doubted = False
-        adapter.refused_by.clear()
         replaced = adapter.serving
         self._serving = None
         adapter.serving = Revision(key=check.key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
@@ -414,11 +422,14 @@ class Adapters:
     def _refused(self, adapter: Adapter, event: AdapterStateChanged, runners: Collection[Runner]) -> bool:
         """A runner's proof of the wanted revision has failed. Either may be the cause: another runner is asked, if
         there is one → False. Otherwise the revision has failed, and does not serve on."""
-        adapter.refuses(event.instance)
-        failed = self._unproved_on.setdefault(event.instance, {})
+        starts = {runner.instance: start_of(runner) for runner in runners}
+        start = starts.get(event.instance, (event.instance, ""))
+        adapter.refuses(start)
+        self._unproved_on = {one: failed for one, failed in self._unproved_on.items() if one in starts.values()}
+        failed = self._unproved_on.setdefault(start, {})
         if len(failed) < MAX_REFUSED_BY:
             failed[event.digest or str(adapter.spec.ref.object)] = None
-        self._tell_of_refusals_by(event.instance)
+        self._tell_of_refusals_by(start)
         self.may_be_ordered, self._to_check = True, None
         if any(map(adapter.may_be_proved_by, runners)):
             return False
@@ -459,9 +470,9 @@ class Adapters:
             return False
         return _is_wrong(adapter.failure) and any(map(adapter.may_be_proved_by, runners))
 
-    def _tell_of_refusals_by(self, instance: InstanceName) -> None:
+    def _tell_of_refusals_by(self, start: Start) -> None:
         for name, adapter in self.by_name.items():
-            if instance in adapter.refused_by:
+            if start in adapter.refused_by:
                 self._to_tell[name] = None
 
     def _failure_of(self, adapter: Adapter) -> Failure | None:
@@ -641,7 +652,7 @@ class Adapters:
 
     def fetches_ended(self, runner: Runner) -> None:
         """It has gone."""
-        self._unproved_on.pop(runner.instance, None)
+        self._unproved_on.pop(start_of(runner), None)
         for digest in [digest for group, digest in self._coming if group == runner.group]:
             self._fetch_ended(runner, digest)
 

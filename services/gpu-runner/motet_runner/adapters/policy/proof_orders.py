@@ -41,10 +41,14 @@ class ProofOrders:
             order = self._orders[life.digest] = ProofOrder(self._last, serves_meanwhile=life.proved)
         return order
 
-    def answered(self, digest: Digest, number: int) -> bool:
+    def awaits(self, digest: Digest, number: int) -> bool:
         """False if the answer is to an order that does not count any more."""
         order = self._orders.get(digest)
-        if order is None or order.number != number:
+        return order is not None and order.number == number
+
+    def answered(self, digest: Digest, number: int) -> bool:
+        """The same, of an answer that has come"""
+        if not self.awaits(digest, number):
             return False
         del self._orders[digest]
         return True
