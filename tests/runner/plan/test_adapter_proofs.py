@@ -264,6 +264,21 @@ def test_where_sequences_have_all_places_one_adapter_gives_its_place_up_in_turn(
     assert not device.given_up
 
 
+def test_what_serves_meanwhile_takes_nothing_from_sequences_for_its_proof() -> None:
+    planner = make_planner(pages=60, max_adapters=2, host_pages=60, max_plans_waited=10)
+    device = FakeDevice(planner)
+    know(planner, x=2, y=2)
+    for step in range(60):
+        full(planner, step, ("x", "y"))
+        device.step()
+        if step == 5:
+            prove(planner, meanwhile=True, z=2)
+    assert planner.adapters.proofs.turn is None
+    assert not happened(device, ParkedNow)
+    device.run()
+    assert proved(device) == [Z], "once there is room"
+
+
 def test_turns_are_as_far_apart_as_the_first_has_waited() -> None:
     planner = make_planner(pages=60, max_adapters=2, host_pages=60, max_plans_waited=30)
     device = FakeDevice(planner)

@@ -1,7 +1,7 @@
 """Proofs of adapters: the order for one, and what an engine has found.
 
 The runner's service numbers its orders (`policy/proof_orders`), and the engine answers each of them once
-(`plan/adapter_proofs`): with a `Proof`, or with an error. AdapterUnproved says what is wrong with the results. Any other
+(`plan/adapter_proofs`): with a `Proof`, or with an error. AdapterUnproved says what is wrong with the results. Another
 error says why the engine has given up.
 """
 

@@ -1,9 +1,10 @@
 """The orders to prove adapters: each is answered once. Which adapters may serve, which proof goes on, whose turn it is.
 
 An adapter is proved where it lies on the device. If no sequence waits for it, it is loaded for that only into what
-nobody uses, and goes when others need it. So under full load its proof could wait for ever: after `MAX_PLANS_WAITED`
-plans its turn comes, and until it is proved it counts as if a sequence waited for it. Only one adapter at a time has
-such a turn, and then the others have theirs for as long: each turn may take pages or a place from sequences.
+nobody uses, and goes when others need it. So under full load its proof could wait for ever. One that serves meanwhile
+may do so. Of the others, one has its turn after `MAX_PLANS_WAITED` plans: until it is proved it counts as if a sequence
+waited for it. Only one adapter at a time has such a turn, and then the others have theirs for as long: each turn may
+take pages or a place from sequences.
 
 One proof goes on at a time. An attempt ends without a result when the adapter leaves the device, when other kernels
 serve, or when a sequence waits for another proof. The order stays, and a later attempt begins anew.
@@ -129,7 +130,7 @@ class AdapterProofs:
         self._plans += 1
         if not self._orders or self._turn is not None:
             return None
-        first = self.first_outside(resident)
+        first = next((one for one in self._orders if one in self._held and one not in resident), None)
         if first is None or self._plans - max(self._orders[first].since, self._last_turn) < self._max_waited:
             return None
         self._turn = first

@@ -226,7 +226,7 @@ class ResidentAdapters:
         return tuple(effects)
 
     def another_plan(self) -> None:
-        if (turn := self.proofs.another_plan(self._budget.adapters)) is not None:
+        if (turn := self.proofs.another_plan(self._budget.adapters if self.proofs else ())) is not None:
             self.want(turn)
 
     def leave(self, digest: Digest) -> tuple[Effect, ...]:
