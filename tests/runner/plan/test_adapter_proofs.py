@@ -192,11 +192,13 @@ def test_whoever_is_awaited_is_proved_before_those_that_nobody_waits_for() -> No
     assert proved(device) == [Z, X, Y]
 
 
-def test_a_proof_that_nobody_waits_for_pauses_while_an_awaited_adapter_loads_but_not_for_ever() -> None:
+@pytest.mark.parametrize("runs", ["", "x"])
+def test_a_proof_that_nobody_waits_for_pauses_while_an_awaited_adapter_loads_but_not_for_ever(runs: str) -> None:
     planner = make_planner(pages=60, max_adapters=4, max_plans_waited=40)
     device = FakeDevice(planner)
     device.proof_parts = 20
-    planner.commands.add(new("plain", max_tokens=90))
+    know(planner, x=2)
+    planner.commands.add(new("runs", adapter=runs, max_tokens=90))
     device.step()
     prove(planner, meanwhile=True, x=2)
     while device.proving[1] < 3:

@@ -155,9 +155,9 @@ class AdapterProofs:
             self._attempt = Attempt(self._attempts, best)
         return self._attempt
 
-    def yields(self, digest: Digest) -> bool:
+    def yields(self, digest: Digest, awaited: Callable[[Digest], bool]) -> bool:
         """True if its proof makes way for what sequences wait for. Not for ever."""
-        return self._plans - self._orders[digest].since < self._max_waited
+        return not self._urgent(digest, awaited) and self._plans - self._orders[digest].since < self._max_waited
 
     def _urgent(self, digest: Digest, awaited: Callable[[Digest], bool]) -> bool:
         return digest == self._turn or (digest in self._held and awaited(digest))

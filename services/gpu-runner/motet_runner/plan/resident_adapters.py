@@ -302,7 +302,7 @@ class ResidentAdapters:
             return None
         number, digest = attempt
         awaited = self._loading is not None and self._has_sequences(self._loading.digest)
-        paused = awaited and not self._has_sequences(digest) and self.proofs.yields(digest)
+        paused = awaited and self.proofs.yields(digest, self._has_sequences)
         first_page = self._budget.run_of(digest).start
         return ProofStep(number, digest, self._known[digest].layout, first_page, paused)
 
