@@ -179,6 +179,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
                         target_modules=["q_proj"],
                         base_digest=DIGEST,
                         warnings=["odd", "w" * 300],
+                        proved_by=["torch", "k" * 100, *map(str, range(20))],
                     ),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
                     serving_source="hf://org/a",
@@ -200,6 +201,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
         assert known.artifact.base_digest == DIGEST
         assert known.artifact.warnings == ("odd", "w" * 253)
+        assert known.artifact.proved_by == ("torch", "k" * 64, "0", "1", "2", "3", "4", "5")
         assert [(place.runner, place.tier) for place in known.replicas] == [("r0", "device"), ("r1", "host")]
         sync.send_state(catalog(), [])
         assert sync.adapter_reports == {}

@@ -135,12 +135,15 @@ def test_an_adapter_that_is_being_checked_is_progressing() -> None:
         ("adapter_incompatible", "", "FormatRejected"),
         ("adapter_incompatible", "RankTooLarge", "RankTooLarge"),
         ("adapter_incompatible", "ShapeMismatch", "ShapeMismatch"),
+        ("adapter_unproved", "ProofFailed", "ProofFailed"),
+        ("adapter_unproved", "NoEffect", "NoEffect"),
     ],
 )
 def test_a_failed_check_is_in_the_adapters_conditions(code: str, given: str, reason: str) -> None:
     failed = AdapterReport(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
     plan = reconcile(world(adapter(), known={"legal": failed}))
-    for each in ("Certified" if reason == "ShapeMismatch" else "ArtifactReady", "Ready"):
+    certifying = reason in ("ShapeMismatch", "ProofFailed", "NoEffect")
+    for each in ("Certified" if certifying else "ArtifactReady", "Ready"):
         found = condition(only(plan).conditions, each)
         assert (found.status, found.reason, found.message) == ("False", reason, "rank 64 is above 16")
     assert plan.catalog.adapters, "it stays known, so that corrected bytes are looked at"
