@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from motet.domain import Digest
-from motet.errors import AdapterUnproved, MotetError
+from motet.errors import PROOF_FAILED, AdapterUnproved, MotetError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.expected_results import ExpectedResults
 from motet_runner.adapters.proof import Proof, ProofOrder
@@ -132,7 +132,7 @@ def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.Monk
         plant(planted)
         found = outcome(engine, folder)
     assert isinstance(found, AdapterUnproved), found
-    assert found.reason == "ProofFailed"
+    assert found.reason == PROOF_FAILED == "ProofFailed"
     assert "is wrong" in found.message
     assert isinstance(outcome(engine, folder), Proof), "only the defect was refused"
 

@@ -7,9 +7,6 @@ error says why the engine has given up.
 
 from typing import NamedTuple
 
-NO_EFFECT = "NoEffect"
-"""The reason of an AdapterUnproved whose results are right, and change nothing. Every runner would say so."""
-
 FAINT = 10
 """An adapter that moves the logits by less than this multiple of what the rows beside it move them is warned about."""
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from motet.errors import PROOF_FAILED, AdapterUnproved
+from motet.errors import AdapterUnproved
 from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
 from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import NO_EFFECT, Proof
+from motet_runner.adapters.proof import Proof
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.added_lora import added
@@ -169,14 +169,14 @@ class AdapterProof:
                 raise _unproved(
                     f"what the engine computes for {compared.linear} is wrong: it is off by {off:.2g} times what "
                     f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner.",
-                    PROOF_FAILED,
+                    reason="ProofFailed",
                 )
         moved, composition = map(float, self._effect)
         if not moved > 0:
             raise _unproved(
                 "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
                 "rounds them away. Train on, or use a pool with a wider engine.dtype.",
-                NO_EFFECT,
+                reason="NoEffect",
             )
         return Proof(self._kernels, moved, composition)
 
