@@ -84,6 +84,6 @@ def test_hostile_adapters_are_refused_for_what_they_are_and_each_is_another_one(
         with pytest.raises(AdapterIncompatible) as refused:
             certify(folder, engine.info)
         reasons.append(refused.value.message)
-    assert "tensor-" in reasons[0]
+    assert "belong to no linear" in reasons[0]
     assert "takes too long" in reasons[1]
     assert len({b"".join(path.read_bytes() for path in sorted(folder.iterdir())) for folder in hostile}) == 4

@@ -12,8 +12,8 @@ TOO_SMALL = (
 )
 TOO_LONG = """\
 1 validation error for ModelConfig
-  Value error, User-specified max_model_len (100000) is greater than 4096. To allow overriding this maximum, set the env \
-var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. [type=value_error, input_value=ArgsKwargs()]
+  Value error, User-specified max_model_len (100000) is greater than 4096. To allow overriding this maximum, set the \
+env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. [type=value_error, input_value=ArgsKwargs()]
     For further information visit https://errors.pydantic.dev/2.14/v/value_error"""
 
 
