@@ -222,7 +222,8 @@ async def lost(given: argparse.Namespace, *, workers: int) -> tuple[float, int]:
                 seconds = time.perf_counter() - killed
         finally:
             await client.stop()
-    _, alive = psutil.wait_procs(processes, timeout=MAX_LOST_SECONDS)
+    _, left = psutil.wait_procs(processes, timeout=MAX_LOST_SECONDS)
+    alive = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]  # else it has ended
     return seconds, len(alive) + len(set(SHARED_MEMORY.iterdir()) - before)
 
 
