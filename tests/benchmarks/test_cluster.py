@@ -21,6 +21,7 @@ def test_each_way_serves_all_and_production_loads_the_fewest_adapters():
     measured = {way: Measured.of(requests, way(), 20.0, ADAPTERS) for way in ways}
     assert {one.outcome.requests for one in measured.values()} == {len(requests)}
     assert min(ways, key=lambda way: measured[way].cold) is Production
+    assert measured[Production].cold < measured[Fullest].cold
     assert max(measured[Production].hours, measured[Fullest].hours) < 0.75 * measured[Random].hours
 
 

@@ -56,6 +56,49 @@ def test_of_equally_full_runners_the_one_with_the_adapter_is_chosen(there, elsew
     assert driver.where("a") == "r0"
 
 
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
+@pytest.mark.parametrize("running", [7, 8])
+def test_a_busy_runner_that_has_the_adapter_is_chosen_before_a_fuller_one(running, tier):
+    """Busy: one in eight of its places is in use, here 8 of 64. On the host the adapter would be loaded, too."""
+    driver = ready()
+    driver.attach("r0", resident=resident(PIRATE, tier), live=tuple(entry(f"x{n}", 1) for n in range(running)))
+    driver.attach("r1", live=tuple(entry(f"y{n}", 1) for n in range(9)))
+    driver.state(adapter())
+    driver.certify()
+    driver.enqueue("a", digest=PIRATE)
+    assert driver.where("a") == ("r0" if running == 8 and tier is Tier.DEVICE else "r1")
+
+
+def test_a_busy_runner_that_loads_the_adapter_is_chosen_before_a_fuller_one():
+    driver = ready()
+    driver.attach("r0", max_sequences=8)
+    driver.state(adapter())
+    driver.certify()
+    driver.enqueue("a", digest=PIRATE)
+    driver.attach("r1", live=(entry("x", 1), entry("y", 1)))
+    driver.enqueue("b", digest=PIRATE)
+    assert driver.where("b") == "r0"
+
+
+def test_a_request_without_adapter_goes_to_the_fullest_runner_though_only_another_one_is_busy():
+    driver = ready()
+    driver.attach("r0", max_sequences=8, live=(entry("w", 1),))
+    driver.attach("r1", live=(entry("x", 1), entry("y", 1)))
+    driver.enqueue("a")
+    assert driver.where("a") == "r1"
+
+
+def test_a_cached_prefix_counts_before_the_adapter():
+    driver = ready()
+    driver.attach("r0", max_sequences=8, resident=resident(PIRATE), live=(entry("x", 1), entry("y", 1)))
+    driver.attach("r1")
+    driver.report("r1", cached=(1, 2))
+    driver.state(adapter())
+    driver.certify()
+    driver.enqueue("a", digest=PIRATE, prefix_hints=(1, 2))
+    assert driver.where("a") == "r1"
+
+
 def test_of_equal_runners_the_highest_name_is_chosen():
     driver = ready()
     for name in ("r0", "r2", "r1"):

@@ -14,9 +14,9 @@
 | its last places stay free | they are kept for tenants with smaller shares |
 
 Last comes a runner that is emptied (PU-18). Before fullness counts what the request could share there: the runner has
-other choices of the same call (or room for all of them, if this is the first), or more of its prompt in the prefix
-cache. Ties after fullness: the adapter on the
-device, on the host, on disk; then the highest name.
+other choices of the same call (or room for all of them, if this is the first), more of its prompt in the prefix cache,
+or, if it is busy, its adapter. Ties after fullness: the adapter on the device, on the host, on disk; then the highest
+name.
 """
 
 from collections.abc import Collection, Iterable
@@ -29,6 +29,11 @@ from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
+
+BUSY_ONE_IN = 8
+"""A runner is busy if at least one in so many of its places is in use. If fewer sufficed, requests for the adapters that
+it has would keep it from becoming idle; if it took more, more adapters would be loaded again elsewhere. One in 8 keeps
+both targets of `benchmarks.cluster` (`cold_loads`); one in 11 takes too many hours, and one in 5 too many loads."""
 
 
 @value()
@@ -95,12 +100,13 @@ def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerCon
     return NeverFits(too_small) if too_small else None
 
 
-def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, bool, int, int, Tier, str]:
+def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, bool, int, bool, int, Tier, str]:
     runner = fit.runner
     return (
         not runner.emptied,
         _keeps_choices_together(request, runner, fit.promise, near),
         runner.cached_tokens(request.prefix_hints),
+        request.digest in runner.adapters and runner.sequences * BUSY_ONE_IN >= runner.max_sequences,
         runner.sequences,
         runner.tier_of(request.digest),
         runner.instance,
