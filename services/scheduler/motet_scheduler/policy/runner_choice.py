@@ -31,7 +31,7 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 BUSY_ONE_IN = 8
-"""A runner is busy if at least one in so many of its places is in use. If fewer sufficed, requests for its adapters
+"""A runner is busy if at least one in this number of its places is in use. If fewer sufficed, requests for its adapters
 would keep it from becoming idle; if it took more, more adapters would be loaded again elsewhere. One in 8 keeps both
 targets of `benchmarks.cluster` (`cold_loads`); one in 11 takes too many hours, and one in 5 too many loads."""
 
