@@ -222,6 +222,25 @@ def test_those_given_least_whose_adapter_has_no_slot_hide_nobody(runs_on):
     assert driver.where("t4") == "r0"
 
 
+def test_one_event_looks_at_few_of_those_given_least():
+    driver = ready(headroom_one_in=4, tenants_examined=2)
+    driver.attach(
+        "r0", pages=60, max_sequences=8, adapter_slots=1, live=tuple(entry("x", 10, digest=PIRATE) for _ in "x")
+    )
+    driver.state(adapter("pirate"), adapter("poet"))
+    driver.certify("poet", POET)
+    for n in range(20):
+        driver.enqueue(f"t{n}", tenant=f"t{n}", prompt=1, max_tokens=1, digest=POET, adapter="default/poet")
+    driver.enqueue("urgent", tenant="a", prompt=1, max_tokens=1, request_class=RequestClass.INTERACTIVE)
+    assert driver.where("urgent") == "r0"
+    with patch.object(placement, "choose", wraps=placement.choose) as tried:
+        driver.finish("urgent")
+        assert tried.call_count <= 4
+        while driver.scheduler.more_to_try:
+            driver.send(events.TryMore())
+        assert tried.call_count >= 20, "and `TryMore` at the others"
+
+
 def test_those_who_were_given_least_hide_no_smaller_request_of_another_one_of_them():
     driver = ready(headroom_one_in=2, tenants_examined=2)
     driver.attach(pages=40, max_sequences=8, live=tuple(entry(f"x{n}", 5) for n in range(4)))

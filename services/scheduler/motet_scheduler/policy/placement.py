@@ -76,7 +76,7 @@ class Placer:
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
         queue.scanned()
-        return may_refuse if queue.last_places_moved else 0
+        return may_refuse if queue.last_places_have_others else 0  # `TryMore` goes on behind those looked at
 
     def _reserve(self, queue: Queue) -> None:
         """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""

@@ -187,6 +187,11 @@ class Queue:
         return one is not None and any(head[0] <= standing.lowest for head in self.class_queues[one].firsts())
 
     @property
+    def last_places_have_others(self) -> bool:
+        """Whether that is so since the last look, and not as more of the same are left to look at."""
+        return self.headroom.moved and self.last_places_moved
+
+    @property
     def overdue_are_considered(self) -> bool:
         return self.overdue() == self._considered
 
