@@ -453,9 +453,8 @@ def test_an_engine_proves_only_if_it_is_told_to(llama: Path, plain: Path) -> Non
     assert len(ran.of(ProofEnded)) == 1, "each order is answered"
     assert not proofs(ran)
     assert len(run(engine, ask("a", adapter=A)).tokens["a"]) == 40
-    assert Settings().engine_config(llama).prove_adapters is None
+    assert Settings().engine_config(llama).prove_adapters is False
     assert Settings(prove_adapters=True).engine_config(llama).prove_adapters is True
-    assert make_engine(llama, prove_adapters=None).info.proves is (engine.info.device == "cpu")
 
 
 def test_numbers_that_are_none_are_wrong(llama: Path, plain: Path, monkeypatch) -> None:
