@@ -772,7 +772,7 @@ def test_helm_test_is_content_with_a_good_installation(
     check.main()
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["ok", "ok", "ok"]
-    assert "exactly one of uri and persistentVolumeClaim must be set" in said[1]
+    assert "exactly one of uri, image and persistentVolumeClaim must be set" in said[1]
 
 
 @pytest.mark.usefixtures("definitions")
