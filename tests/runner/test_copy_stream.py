@@ -65,6 +65,7 @@ def begun(stream: LateCopies) -> AdapterLoads:
         linears=frozenset({"q"}),
         memory=None,
         lacks_slab=True,
+        from_slab=False,
         scales=False,
     )
     layout = SimpleNamespace(bytes=64)

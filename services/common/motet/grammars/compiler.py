@@ -35,6 +35,8 @@ MAX_MESSAGE = 300
 MAX_TAKE_SECONDS = 0.005
 """Of CPU time, for one token. It is the engine's thread that takes tokens, so an ambiguous grammar, each of whose steps
 takes longer than the one before, would delay all rows. Usual ones take some microseconds."""
+MAX_SLOW_TAKES = 1
+"""A virtual machine that had to wait counts that as CPU time, too. It rarely meets one answer twice."""
 TRIED_MASKS = 8
 """An object's first names come after two tokens."""
 
@@ -63,14 +65,18 @@ _LIMITS = LLParserLimits(
 class GrammarMask:
     """Which tokens one sequence may get next. See `motet_runner.row_mask.TokenRules`."""
 
-    __slots__ = ("_chooses_again", "_eos", "_matcher", "_taken", "_too_slow")
+    __slots__ = ("_chooses_again", "_eos", "_matcher", "_slow_takes", "_taken")
 
     def __init__(self, matcher: LLMatcher, eos: Collection[int], taken: int) -> None:
         self._matcher = matcher
         self._eos = eos
         self._taken = taken
         self._chooses_again = False
-        self._too_slow = False
+        self._slow_takes = 0
+
+    @property
+    def _too_slow(self) -> bool:
+        return self._slow_takes > MAX_SLOW_TAKES
 
     def back_to(self, place: int) -> None:
         if (again := self._taken - place) > 0:
@@ -85,7 +91,7 @@ class GrammarMask:
             began = time.thread_time()
             if taken := self._matcher.try_consume_tokens([token]) == 1:
                 self._taken += 1
-            self._too_slow |= time.thread_time() - began > MAX_TAKE_SECONDS
+            self._slow_takes += time.thread_time() - began > MAX_TAKE_SECONDS
         taken &= not self._too_slow
         self._chooses_again &= not taken
         return taken
