@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from motet.clock import Clock
 from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError, Overloaded
-from motet_runner.external.vllm.driven import Driven
+from motet_runner.external.vllm.driven import AnswersLost, Driven
 from motet_runner.external.vllm.plain_adapter import write_adapter
-from motet_runner.external.vllm.reason import lacks_memory, reason_of
+from motet_runner.external.vllm.reason import in_temporary_folder, lacks_memory, reason_of
 from motet_runner.external.vllm.temporary_folders import temporary_folder
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
@@ -63,6 +63,8 @@ class AdapterLoads:
             began = self.clock()
             try:
                 self._read(writing)
+            except AnswersLost:
+                raise
             except Exception as error:  # vLLM raises many things, and each concerns this adapter alone
                 return [], [*failed, LoadFailed(number, _as_motet_error(error))]
             now = self.clock()
@@ -104,9 +106,9 @@ class _Writing:
 def _as_motet_error(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
-    if isinstance(error, OSError | SafetensorError):
-        where = "the folder for temporary files (TMPDIR)"
-        return Overloaded(f"The runner could not load the adapter by way of {where}: {reason_of(error)}")
     if lacks_memory(error):
         return Overloaded(f"The runner lacks memory to load the adapter: {reason_of(error)}")
+    if isinstance(error, OSError | SafetensorError):
+        way = " by way of the folder for temporary files (TMPDIR)" if in_temporary_folder(error, unnamed=True) else ""
+        return Overloaded(f"The runner could not load the adapter{way}: {reason_of(error)}")
     return AdapterIncompatible(f"vLLM does not take this adapter: {reason_of(error)}")

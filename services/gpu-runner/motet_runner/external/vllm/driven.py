@@ -66,6 +66,10 @@ class Produced(NamedTuple):
     """vLLM has forgotten the request."""
 
 
+class AnswersLost(RuntimeError):
+    """Nobody knows any more what some workers have done: this process is to end."""
+
+
 class Driven(Protocol):
     facts: Facts
 
@@ -88,7 +92,8 @@ class Driven(Protocol):
         """How many requests vLLM has stopped because it lacked blocks"""
 
     def load_adapter(self, number: int, folder: Path) -> None:
-        """Raises what vLLM raises for an adapter that it does not take. The folder may be removed afterwards."""
+        """Raises what vLLM raises for an adapter that it does not take, or AnswersLost. The folder may be removed
+        afterwards."""
 
     def remove_adapter(self, number: int) -> None:
         """No request uses it any more."""

@@ -31,7 +31,7 @@ def load_vllm(config: EngineConfig, *, grammars: bool = True) -> Engine:
         quantised = "quantization_config" in raw
         beside = " (quantised; not all builds compute adapters beside that)" if quantised else ""
         reason = reason_of(error).removesuffix(".")
-        advice = advice_of(error, quantised=quantised)
+        advice = advice_of(error, quantised=quantised, kv_by_share=config.kv_cache_mib is None)
         raise ModelFolderError(f"vLLM cannot serve {config.model}{beside}: {reason}.{advice}") from error
     facts = surface.facts
     log.info(

@@ -30,6 +30,7 @@ USED: Mapping[str, Mapping[str, Members]] = {
             "vllm_config": (),
             "add_lora": ("lora_request", BY_PLACE),
             "remove_lora": ("lora_id", BY_PLACE),
+            "collective_rpc": ("method", BY_PLACE, "args"),
         }
     },
     "engine/arg_utils.py": {"EngineArgs": dict.fromkeys((*ENGINE_ARGUMENTS, "create_engine_config"), ())},
@@ -81,6 +82,9 @@ USED: Mapping[str, Mapping[str, Members]] = {
     },
     "v1/sample/logits_processor/builtin.py": {
         "": {"process_dict_updates": ("req_entries", "batch_update", "new_state", BY_PLACE)}
+    },
+    "v1/worker/worker_base.py": {
+        "WorkerBase": {"add_lora": ("lora_request", BY_PLACE), "remove_lora": ("lora_id", BY_PLACE)}
     },
     "v1/request.py": {"Request": {"request_id": (), "num_preemptions": ()}},
 }

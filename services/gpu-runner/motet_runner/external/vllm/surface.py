@@ -19,6 +19,7 @@ from motet_runner.execute.tune.cores import usable_cores
 from motet_runner.external.vllm.driven import Ask, Facts, Produced
 from motet_runner.external.vllm.linears import by_kind, linears_of
 from motet_runner.external.vllm.row_changes import RowChanges
+from motet_runner.external.vllm.worker_adapters import WorkerAdapters
 from motet_runner.external.vllm.workers import EXTENSION, Watch, bind_cores, threads_of_each
 from motet_runner.interface import EngineConfig, Logprobs
 
@@ -99,6 +100,7 @@ class Surface:
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._stopped: set[tuple[str, int]] = set()
         self._adapters: dict[int, LoRARequest] = {}
+        self._workers = WorkerAdapters(self._ask_workers) if workers > 1 else None
         self.facts = self._facts()
         rows = max(TRIED_TOGETHER, config.max_concurrent_sequences)
         self._changes = RowChanges(rows, self.facts.vocabulary, self.facts.max_model_length)
@@ -160,17 +162,30 @@ class Surface:
 
     def load_adapter(self, number: int, folder: Path) -> None:
         request = LoRARequest(lora_name=str(number), lora_int_id=number, lora_path=str(folder))
+        if self._workers is not None:
+            self._workers.load(request)
+        else:
+            self._load_alone(request)
+        self._adapters[number] = request
+
+    def _load_alone(self, request: LoRARequest) -> None:
         try:
             if not self._engine.add_lora(request):
                 raise ValueError("add_lora gives no reason")
         except Exception:
-            self._engine.remove_lora(number)  # vLLM gives it a slot before it reads the weights
+            self._engine.remove_lora(request.lora_int_id)  # vLLM gives it a slot before it reads the weights
             raise
-        self._adapters[number] = request
+
+    def _ask_workers(self, method: str, argument: Any) -> list[Any]:
+        answers: list[Any] = self._engine.collective_rpc(method, args=(argument,))
+        return answers
 
     def remove_adapter(self, number: int) -> None:
         del self._adapters[number]
-        self._engine.remove_lora(number)
+        if self._workers is not None:
+            self._workers.remove(number)
+        else:
+            self._engine.remove_lora(number)
 
 
 def _divide_cores(config: EngineConfig, workers: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from motet.errors import ModelFolderError
-from motet_runner.external.vllm.driven import Ask, Driven, Penalties, Produced
+from motet_runner.external.vllm.driven import AnswersLost, Ask, Driven, Penalties, Produced
 from motet_runner.external.vllm.linears import by_kind
 from motet_runner.external.vllm.plain_adapter import write_plain
 from motet_runner.external.vllm.temporary_folders import temporary_folder
@@ -96,6 +96,8 @@ class Trial:
             with self._written(number, paths) as folder:
                 try:
                     self._driven.load_adapter(number, folder)
+                except AnswersLost:
+                    raise
                 except Exception:  # noqa: S112 - it raises many things for kinds that it does not adapt
                     continue
             if self._differ(before, self._logprobs(number)) > LEAST_EFFECT:

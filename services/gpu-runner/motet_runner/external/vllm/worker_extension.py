@@ -3,9 +3,10 @@
 import multiprocessing
 
 from motet_runner.engine_process import die_with_parent
+from motet_runner.external.vllm.worker_adapters import AnswersErrors
 
 
-class EndsWithTheEngine:
+class EndsWithTheEngine(AnswersErrors):
     """vLLM makes it a base of the worker's class."""
 
 
