@@ -15,7 +15,7 @@ which every third is promised too little memory. `lost_s`: from SIGKILL of the c
 until the service knows: the longer one. It does not use a GPU.
 
 `suites` runs tests with vLLM itself: `contract_failed` of those that all engines pass, with pages of 32 and 128 tokens
-and with two workers; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON answers that move from a
+and with two workers, unless there is one GPU; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON answers that move from a
 killed process. Mutants are another command, `python -m tools.mutate.vllm`.
 
     python -m benchmarks.external [--cases base sampled …] [--requests 8 32] [--pairs 5] [--switches 2000]
@@ -79,6 +79,9 @@ SUITES = {
     "moved_wrong": (OF_VLLM, "json_stays_valid"),
 }
 """By result: the file, and which of its tests"""
+ON_TWO = "on-two"
+"""In the names of tests with two workers"""
+GPUS = "import torch; print(torch.cuda.device_count())"
 
 ADAPTERS, SLOTS, AT_ONCE, NEIGHBOURS = 64, 4, 8, 2
 SWITCH_PROMPT, SWITCH_TOKENS = 4, 16
@@ -237,15 +240,24 @@ def counted(name: str, found: int) -> Result:
 
 def measure_suites(given: argparse.Namespace) -> list[Result]:
     results, env = [], os.environ | {VLLM.named_by: str(given.python.parent.parent)}
+    without = f" and not {ON_TWO}" if gpus_of(given.python) == 1 else ""
     for name, (file, which) in SUITES.items():
         with tempfile.TemporaryDirectory() as scratch:
             found = Path(scratch) / "found.xml"
             command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "--timeout=7200", f"--junit-xml={found}"]
-            subprocess.run([*command, file, "-k", which], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
+            subprocess.run(
+                [*command, file, "-k", f"{which}{without}"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False
+            )
             failed, passed = outcomes(found.read_text()) if found.exists() else (0, 0)
         print(f"{name}: {passed} tests passed", flush=True)
         results.append(Result(name, failed, "", "= 0", passed > 0 and not failed, counted=True))
     return results
+
+
+def gpus_of(python: Path) -> int:
+    """That torch has there; 0 with a build for CPUs, on which two workers need two cores"""
+    said = subprocess.run([python, "-P", "-c", GPUS], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    return int(said) if said.isdecimal() else 0
 
 
 def outcomes(junit: str) -> tuple[int, int]:

@@ -14,12 +14,14 @@ and without `--rehearse`, only that is printed which can be counted without one.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +34,8 @@ from benchmarks.gpu_goals.kept import BENCHMARK, Kept
 from benchmarks.harness import MISSED, ROOT, SKIPPED, arguments, report, skip
 from motet_kernels.gpu import triton_is_here
 
+END_SECONDS = 10.0
+"""For what was told to end, before it is killed"""
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -81,7 +85,7 @@ def measure_apart(goals: Iterable[Goal], kept: Kept, minutes: float, arguments: 
         try:
             if left <= 0:
                 raise subprocess.TimeoutExpired(command, left)
-            status = subprocess.run(command, check=False, timeout=left).returncode
+            status = run_as_group(command, left)
         except subprocess.TimeoutExpired:
             kept.read_again()
             kept.ended(goal.name, f"not measured to its end within --minutes {minutes:g}")
@@ -94,6 +98,20 @@ def measure_apart(goals: Iterable[Goal], kept: Kept, minutes: float, arguments: 
             print(f"{goal.name} FAILED: its process ended with {status}", flush=True)
         complete = complete and status in (0, MISSED)
     return complete
+
+
+def run_as_group(command: Sequence[str], seconds: float) -> int:
+    """Its status. What it has started ends with it, also when the time is over."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def show(figure: Figure) -> None:

@@ -49,6 +49,8 @@ class Figure:
     """What a kernel takes that only reads as many bytes, in microseconds"""
     against: Mapping[str, Beside] = field(default_factory=dict)
     note: str = ""
+    holds_there: bool | None = None
+    """What the benchmark says from which it is"""
 
     @property
     def target(self) -> str:
@@ -60,7 +62,7 @@ class Figure:
     def holds(self) -> bool | None:
         """Whether it and what stands beside it reach their targets; None without a target, or if something with a
         target was not measured: it is not beaten."""
-        verdicts = [one.holds for one in self.against.values()]
+        verdicts = [self.holds_there, *(one.holds for one in self.against.values())]
         if self.at_most is not None:
             verdicts.append(self.value <= self.at_most)
         if self.at_least is not None:

@@ -1,12 +1,15 @@
 """`benchmarks.external` without vLLM: what it asks of the child and of vLLM, and what it says of their answers."""
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.external import SUITES, outcomes
+import pytest
+
+from benchmarks.external import ON_TWO, SUITES, measure_suites, outcomes
 from benchmarks.harness import MISSED
 from testbed.tree import ROOT
 
@@ -87,18 +90,44 @@ def test_tests_that_fail_or_do_not_run_are_not_among_those_that_pass() -> None:
     assert outcomes(RAN.format(0, 0, 5, 5)) == (0, 0)
 
 
-def test_each_suite_has_its_tests() -> None:
-    files, which = zip(*SUITES.values(), strict=True)
-    asked = [
-        "--collect-only",
-        "-q",
-        "-m",
-        "soak",
-        *dict.fromkeys(files),
-        "-k",
-        " or ".join(f"({one})" for one in which),
-    ]
+@pytest.mark.parametrize(("gpus", "without"), [(0, False), (1, True), (2, False)])
+def test_one_gpu_is_not_asked_for_two_workers(
+    gpus: int, without: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, ran = tmp_path / "python", []
+    python.write_text(f"#!/bin/sh\necho {gpus}\n")
+    python.chmod(0o755)
+    run = subprocess.run
+
+    def instead(command: list[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
+        if "pytest" not in command:
+            return run(command, **how)
+        ran.append(command[command.index("-k") + 1])
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setattr(subprocess, "run", instead)
+    results = measure_suites(argparse.Namespace(python=python))
+    assert [one.endswith(" and not on-two") for one in ran] == [without] * len(SUITES)
+    assert not any(one.holds for one in results), "none of their tests ran"
+
+
+def collected(*which: str) -> str:
+    files = dict.fromkeys(file for file, _ in SUITES.values())
+    asked = ["--collect-only", "-q", "-m", "soak", *files, "-k", " or ".join(f"({one})" for one in which)]
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *asked]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def test_tests_with_two_workers_are_told_by_their_names() -> None:
+    which = [one for _, one in SUITES.values()]
+    every, alone = collected(*which), collected(*(f"{one} and not {ON_TWO}" for one in which))
+    assert every.count("vllm itself on-two") == every.count("vllm itself, pages of 32") > 0
+    assert every.count("[llama-on-two]") == 1
+    assert ON_TWO not in alone
+    assert alone.count("vllm itself, pages") == every.count("vllm itself, pages")
+
+
+def test_each_suite_has_its_tests() -> None:
+    said = collected(*(which for _, which in SUITES.values()))
     found = [said.count(text) for text in ("vllm itself", "adapters_compute_what_peft", "json_stays_valid")]
     assert (found[0] > 100, *found[1:]) == (True, 5, 1), said

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from benchmarks.gpu import measure, measure_apart
 from benchmarks.gpu_goals import goals as all_goals
+from benchmarks.gpu_goals import vllm_behind
 from benchmarks.gpu_goals.bench import TINY, Bench
 from benchmarks.gpu_goals.clock import Rehearsal
 from benchmarks.gpu_goals.figures import Beside, Figure
@@ -19,7 +22,7 @@ from benchmarks.gpu_goals.goals import GOALS, Goal
 from benchmarks.gpu_goals.kept import Kept
 from benchmarks.gpu_goals.served import covered
 from benchmarks.gpu_goals.twins import BLOCK, only_read
-from benchmarks.harness import Pairs
+from benchmarks.harness import MISSED, Pairs
 from motet_kernels.gpu.launches import launch
 from testbed.tree import ROOT
 from tests.support.gpu_compiler import launches_are_compiled
@@ -89,17 +92,86 @@ def test_the_table_says_of_every_goal_whether_it_was_measured() -> None:
 def test_each_goal_has_a_process_of_its_own_and_the_next_one_its_turn(
     script: str, minutes: float, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, asked = subprocess.run, []
+    begin, asked = subprocess.Popen, []
 
-    def instead(command: list[str], **how: object) -> subprocess.CompletedProcess[bytes]:
+    def instead(command: list[str], **how: object) -> subprocess.Popen[bytes]:
         asked.append(command[command.index("--goals") + 1])
-        return run([sys.executable, "-c", script if len(asked) == 1 else ""], **how)
+        return begin([sys.executable, "-c", script if len(asked) == 1 else ""], **how)
 
     kept = Kept(tmp_path / "gpu.json", {})
-    monkeypatch.setattr(subprocess, "run", instead)
+    monkeypatch.setattr(subprocess, "Popen", instead)
     assert not measure_apart([GOALS["G1"], GOALS["G2"]], kept, minutes, [])
     assert asked == (["G1", "G2"] if minutes == 1 else ["G1"])
     assert kept.document["failed"]["G1"] == failure
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["in time", "too slow"])
+def test_what_a_goal_has_started_ends_with_it(waits: bool) -> None:
+    starts = f"""
+import subprocess, sys
+begun = subprocess.Popen([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], stdout=-1)
+begun.stdout.readline()
+print(begun.pid, flush=True)
+{"" if waits else "begun.wait()"}
+"""
+    script = f"from benchmarks.gpu import run_as_group; run_as_group([sys.executable, '-c', {starts!r}], 20.0)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {script}"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode == 0) is waits, "its time is over"
+    begun = int(done.stdout)
+    assert not psutil.pid_exists(begun) or psutil.Process(begun).status() == psutil.STATUS_ZOMBIE
+
+
+def of_vllm(monkeypatch: pytest.MonkeyPatch, says: dict[str, list[dict[str, object]] | int]) -> dict[str, Figure]:
+    """The figures of G20. `says`: the rows of each case of `benchmarks.external`, or its status"""
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        rows = says[command[command.index("--cases") + 1]]
+        if isinstance(rows, int):
+            return SimpleNamespace(returncode=rows, stdout="")
+        return SimpleNamespace(returncode=MISSED, stdout=f"said\n{json.dumps({'results': rows})}\n")
+
+    monkeypatch.setattr(vllm_behind, "subprocess", SimpleNamespace(run=run, PIPE=-1))
+    return {one.name: one for one in vllm_behind.g20(SimpleNamespace(rehearsal=False, vllm_python=Path("python")))}
+
+
+def row(name: str, value: float, **more: object) -> dict[str, object]:
+    return {"name": name, "value": value, "holds": True} | more
+
+
+WRONG = [row(name, 0, counted=True) for name in vllm_behind.AT_MOST]
+WELL: dict[str, list[dict[str, object]] | int] = {
+    "masked": [row("child_masked_32", 0.9, same=True)],
+    "served": [row("own_server_base", 1.05, holds=False), row("own_server_distinct", 1.2)],
+    "suites": WRONG,
+}
+
+
+def test_vllm_behind_a_runner_holds_by_the_targets_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = of_vllm(monkeypatch, WELL)
+    assert found.keys() == vllm_behind.AT_LEAST.keys() | vllm_behind.AT_MOST.keys()
+    assert all(one.holds for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "says", "missed"),
+    [
+        ("suites", [{**WRONG[0], "holds": False}, *WRONG[1:]], {"contract_failed"}),
+        ("suites", WRONG[1:], {"contract_failed"}),
+        ("served", [row("own_server_base", 1.2)], {"own_server_distinct"}),
+        ("served", 1, {"own_server_base", "own_server_distinct"}),
+        ("masked", [row("child_masked_32", 0.9, same=False)], {"child_masked_32"}),
+    ],
+    ids=["no test ran", "a suite is not there", "a figure is not there", "a case fails", "other tokens"],
+)
+def test_what_was_not_measured_of_vllm_is_missed(
+    case: str, says: list[dict[str, object]] | int, missed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = of_vllm(monkeypatch, WELL | {case: says})
+    assert {one.name for one in found.values() if not one.holds} == missed
+    assert not [one for one in found.values() if one.holds is None]
+    assert len(found) == 6
 
 
 def test_a_goal_that_fails_keeps_its_figures_and_lets_the_next_one_run(

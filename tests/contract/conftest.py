@@ -88,7 +88,7 @@ MAX_TOKENS = 4096
 """Of a sequence, in the tests with the largest pages"""
 VLLM_ITSELF = [
     pytest.param(f"vllm itself{workers}, pages of {tokens}", marks=[pytest.mark.soak, needs_vllm])
-    for workers, tokens in (("", 32), ("", 128), (" on two", 32))
+    for workers, tokens in (("", 32), ("", 128), (" on-two", 32))
 ]
 
 
@@ -111,7 +111,7 @@ def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
     if kind == "real":
         make = partial(real, request.getfixturevalue("base_model"))
     elif kind.startswith("vllm itself"):
-        make = partial(request.getfixturevalue("vllm_itself"), 1 + kind.endswith("on two"))
+        make = partial(request.getfixturevalue("vllm_itself"), 1 + kind.endswith("on-two"))
     else:
         make = {"fake": fake, "vllm": vllm}[kind]
     ahead = int(request.param.endswith("ahead"))

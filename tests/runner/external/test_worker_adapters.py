@@ -88,7 +88,7 @@ def surface_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in MOCKED:
         monkeypatch.setitem(sys.modules, name, MagicMock())
     sys.modules["vllm.version"].__version__ = "0"  # type: ignore[attr-defined]
-    sys.modules["vllm.lora.request"].LoRARequest = lambda **given: SimpleNamespace(**given)  # type: ignore[attr-defined]
+    sys.modules["vllm.lora.request"].LoRARequest = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     yield importlib.import_module(MODULE)
     sys.modules.pop(MODULE, None)
@@ -142,7 +142,7 @@ def failed(surface: Any, folder: Path) -> list[Any]:
         load=AdapterLoad.__new__(AdapterLoad), folder=Folder(folder), ended=SimpleNamespace(wait=lambda _: True),
         error=None, read=0, seen=0, began=0.0,
     )  # fmt: skip
-    loads._loading[7] = written  # type: ignore[assignment]
+    loads._loading[7] = written  # type: ignore[assignment]  # noqa: SLF001
     _, found = loads.advance([], {7: 0}, hurry=True)
     return found
 
