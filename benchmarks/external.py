@@ -15,8 +15,8 @@ which every third is promised too little memory. `lost_s`: from SIGKILL of the c
 until the service knows: the longer one. It does not use a GPU.
 
 `suites` runs tests with vLLM itself: `contract_failed` of those that all engines pass, with pages of 32 and 128 tokens
-and with two workers, unless there is one GPU; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON answers that move from a
-killed process. Mutants are another command, `python -m tools.mutate.vllm`.
+and with two workers, unless there is one GPU; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON
+answers that move from a killed process. Mutants are another command, `python -m tools.mutate.vllm`.
 
     python -m benchmarks.external [--cases base sampled …] [--requests 8 32] [--pairs 5] [--switches 2000]
         [--streams 500] [--json]

@@ -12,7 +12,7 @@ from testbed.tree import ROOT
 from tools.mutate.__main__ import Drawn, is_found
 from tools.mutate.mutants import mutants_of
 from tools.mutate.plugin import MODULE, RECORD, SOURCE
-from tools.mutate.vllm import FAULTS
+from tools.mutate.vllm import FAULTS, NEEDS_VLLM, copied
 
 POLICY = '''
 """Words that are not changed: 1 < 2."""
@@ -89,6 +89,17 @@ def test_each_fault_of_the_engine_with_vllm_can_be_made() -> None:
         compile(one.applied(), one.module, "exec")
     with pytest.raises(ValueError, match="0 times, and not once"):
         replace(FAULTS[0], before="nowhere").applied()
+
+
+def test_a_process_with_vllm_gets_the_fault(tmp_path: Path) -> None:
+    """It is started with the folders of its parent's packages."""
+    fault = next(one for one in FAULTS if one.module in NEEDS_VLLM)
+    code = "from tests.runner.external.vllm_itself import variables; print(variables()['PYTHONPATH'])"
+    environment = os.environ | copied(fault, tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    folders = [Path(one) for one in done.stdout.strip().split(os.pathsep)]
+    found = next(one for one in folders if (one / "motet_runner").exists())
+    assert (found / "motet_runner/external/vllm" / fault.path.name).read_text() == fault.applied()
 
 
 @pytest.mark.soak

@@ -1,25 +1,29 @@
 """Faults of the engine that drives vLLM, and whether its tests find them: `python -m tools.mutate.vllm [--json]`.
 
 Others than the mutants of `make mutate`: each is a mistake that somebody could make there. The tests run with a double
-of vLLM, and for `surface`, which the double replaces, with vLLM itself where it is built.
+of vLLM, and for `surface`, which the double replaces, with vLLM itself where it is built. vLLM has a process of its own,
+which gets the folders of this one's packages: there it finds a copy of ours with the fault.
 """
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Result, arguments, report
-from tools.mutate.__main__ import ROOT, Drawn, is_found, pytest
+from tools.mutate.__main__ import FOUND, PATIENCE, ROOT, START_SECONDS, Drawn, is_found, pytest
 from tools.mutate.mutants import Mutant
 from tools.peers.environment import complete, folder
 from tools.peers.vllm import VLLM
 
 LEAST = 0.9
 PACKAGE = "motet_runner.external.vllm"
-FOLDER = ROOT / "services/gpu-runner/motet_runner/external/vllm"
+RUNNER = ROOT / "services/gpu-runner/motet_runner"
+FOLDER = RUNNER / "external/vllm"
 WITH_DOUBLE = ("tests/runner/external", "tests/contract/test_engines.py", "-k", "external or vllm")
 WITH_VLLM = ("tests/runner/external/test_vllm.py", "-m", "soak")
 SECONDS_WITH_DOUBLE, SECONDS_WITH_VLLM = 60.0, 300.0
@@ -51,6 +55,25 @@ class Fault:
         tests = WITH_VLLM if with_vllm else WITH_DOUBLE
         seconds = SECONDS_WITH_VLLM if with_vllm else SECONDS_WITH_DOUBLE
         return Drawn(self.path, f"{PACKAGE}.{self.module}", mutant, tests, seconds)
+
+
+def copied(fault: Fault, folder: Path) -> dict[str, str]:
+    """The variables with which Python finds the fault in that folder, in this process's children and in theirs"""
+    copy = folder / RUNNER.name
+    shutil.copytree(RUNNER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / fault.path.relative_to(RUNNER)).write_text(fault.applied(), encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])])}
+
+
+def is_noticed(fault: Fault) -> bool:
+    drawn = fault.drawn()
+    if fault.module not in NEEDS_VLLM:
+        return is_found(drawn)
+    with tempfile.TemporaryDirectory() as folder:
+        status = pytest(drawn.tests, copied(fault, Path(folder)), START_SECONDS + PATIENCE * drawn.seconds)
+    if status not in FOUND | {0}:
+        sys.exit(f"the tests of {drawn} end with status {status}")
+    return status in FOUND
 
 
 def _in(module: str, *faults: tuple[str, str, str]) -> list[Fault]:
@@ -139,6 +162,42 @@ FAULTS = [
         ("max_adapters=config.max_resident_adapters", "max_adapters=config.max_resident_adapters + 1", "one slot more"),
     ),
     *_in(
+        "row_changes",
+        ("self._free.append(row.number)", "pass", "rows are never free again"),
+        ("self._owner = self._owner % MAX_OWNER + 1", "self._owner = 1", "a row that ended counts as the next one's"),
+        ("= 0, 0, NOBODY", "= 0, 0, self._owner", "an end is not seen"),
+        ("        bits[len(given) :] = 0\n", "", "bits of the mask before stay"),
+        ("known[1] += 1", "known[1] = 1", "a token that came twice counts once"),
+        ("row.presence + times * row.frequency", "times * (row.presence + row.frequency)", "presence is frequency"),
+        ("ask.tokens[len(ask.tokens) - ask.output_tokens :]", "ask.tokens", "the prompt is penalised"),
+        ("elif row is not None and (row.presence or row.frequency):", "elif False:", "new tokens are not penalised"),
+        ("memory.bits[number].copy() if masked else None", "memory.bits[number].copy()", "each row has a mask"),
+        ("memory.bits[number].copy() if", "memory.bits[number] if", "a mask changes after it was read"),
+    ),
+    *_in(
+        "changed_logits",
+        ("found / repetition, found * repetition) - amounts", "found, found) - amounts", "ours come before the division"),
+        ('bitorder="little"', 'bitorder="big"', "the bits are turned"),
+        ("reduced * repetition, reduced / repetition)", "reduced, reduced)", "the division is not undone"),
+    ),
+    *_in(
+        "trial",
+        ("if [*half, *rest] != whole and", "if False and", "answers may go on otherwise"),
+        ("!= (allowed, delivered):", "== (0, 0):", "masks and penalties may be ignored"),
+        ("if not all(drawn):", "if not any(drawn):", "masks of new requests alone are enough"),
+        ("self._logprobs(number)) > LEAST_EFFECT:", "self._logprobs(number)) >= 0:", "kinds without an effect count"),
+        ("_logprobs_of(found[base])) > self._near:", "_logprobs_of(found[base])) < 0:", "an adapter may leak"),
+        ("min(MAX_RANK, max_rank)", "MAX_RANK", "its rank is higher than the engine's"),
+        ("count(FIRST_NUMBER)", "count(1)", "its numbers come again"),
+        ("                except AnswersLost:\n                    raise\n", "", "lost answers are a refusal"),
+    ),
+    *_in(
+        "worker_adapters",
+        ("            self.remove(request.lora_int_id)", "            pass", "a refused adapter keeps its slot"),
+        ('isinstance(error, OSError | SafetensorError)', "False", "an error of a file condemns the adapter"),
+        ("next((one for one in answers if one is not None), None)", "answers[0]", "only the first worker is heard"),
+    ),
+    *_in(
         "surface",
         ("config.max_resident_adapters + on_cpu", "config.max_resident_adapters", "the base gets an adapter on a CPU"),
         ("lora_request=adapter)", "lora_request=None)", "vLLM is told of no adapter"),
@@ -158,7 +217,7 @@ def measure(faults: Sequence[Fault], jobs: int) -> list[Result]:
         if pytest(tests, {}) != 0:
             sys.exit(f"the tests {' '.join(tests)} fail without any fault")
     with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(lambda fault: is_found(fault.drawn()), faults))
+        found = list(pool.map(is_noticed, faults))
     for fault, was_found in zip(faults, found, strict=True):
         if not was_found:
             print(f"  survives: {fault.module}: {fault.what}", flush=True)
