@@ -1,8 +1,8 @@
 """Faults of the engine that drives vLLM, and whether its tests find them: `python -m tools.mutate.vllm [--json]`.
 
 Others than the mutants of `make mutate`: each is a mistake that somebody could make there. The tests run with a double
-of vLLM, and for `surface`, which the double replaces, with vLLM itself where it is built. vLLM has a process of its own,
-which gets the folders of this one's packages: there it finds a copy of ours with the fault.
+of vLLM, and for `surface`, which the double replaces, with vLLM itself where it is built. vLLM has a process of its
+own, which gets the folders of this one's packages: there it finds a copy of ours with the fault.
 """
 
 import os
@@ -176,7 +176,7 @@ FAULTS = [
     ),
     *_in(
         "changed_logits",
-        ("found / repetition, found * repetition) - amounts", "found, found) - amounts", "ours come before the division"),
+        ("found / repetition, found * repetition) - amounts", "found, found) - amounts", "before the division"),
         ('bitorder="little"', 'bitorder="big"', "the bits are turned"),
         ("reduced * repetition, reduced / repetition)", "reduced, reduced)", "the division is not undone"),
     ),
@@ -194,7 +194,7 @@ FAULTS = [
     *_in(
         "worker_adapters",
         ("            self.remove(request.lora_int_id)", "            pass", "a refused adapter keeps its slot"),
-        ('isinstance(error, OSError | SafetensorError)', "False", "an error of a file condemns the adapter"),
+        ("isinstance(error, OSError | SafetensorError)", "False", "an error of a file condemns the adapter"),
         ("next((one for one in answers if one is not None), None)", "answers[0]", "only the first worker is heard"),
     ),
     *_in(
