@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.fetch_errors import credentials, malformed, missing, temporary
+from motet_runner.sources.fetch_errors import credentials, malformed, missing, temporary, too_large
 from motet_runner.sources.file_digest import sha256_of
 from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.oci import OciUri
@@ -25,7 +25,7 @@ from motet_runner.sources.oci_manifest import (
 )
 from motet_runner.sources.registry_login import RegistryLogin
 from motet_runner.sources.remote_source import Opening
-from motet_runner.sources.tar_layer import NotOneFile, unpack
+from motet_runner.sources.tar_layer import LargerThanLimit, NotOneFile, unpack
 from motet_runner.sources.web_folder import WebFolder, size_of, tag_in
 from motet_runner.sources.web_requests import PASSING, Interrupted, check_plain, number, retry_after
 
@@ -96,6 +96,7 @@ class OciArtifact(WebFolder):
         layer = self._layers[file.name]
         kept, unpacked = tag_in(tag), f"{layer.digest} unpacked"
         if kept == f"{unpacked} {size_of(part)}":
+            self._check_size(file, part)
             return
         if kept != layer.digest or size_of(part) > layer.size:
             part.unlink(missing_ok=True)
@@ -110,12 +111,22 @@ class OciArtifact(WebFolder):
         if layer.packing:
             tag.unlink()
             try:
-                unpack(part, file.name, self._on_checked)
+                unpack(part, file.name, file.limit, self._on_checked)
+            except LargerThanLimit as large:
+                raise self._too_large(file, large.size) from None
             except NotOneFile as wrong:
                 raise malformed(
                     f"source.image: the layer of {file.name} of {self.name} {wrong}. Push the file as it is."
                 ) from None
             tag.write_text(f"{unpacked} {size_of(part)}")
+        self._check_size(file, part)
+
+    def _check_size(self, file: WantedFile, part: Path) -> None:
+        if (size := size_of(part)) > file.limit:
+            raise self._too_large(file, size)
+
+    def _too_large(self, file: WantedFile, size: int) -> AdapterFetchFailed:
+        return too_large(f"{self._named(file)} has {size} bytes, but Motet fetches at most {file.limit}.")
 
     def _another(self, file: WantedFile) -> AdapterFetchFailed:
         return temporary(
