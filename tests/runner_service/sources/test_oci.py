@@ -11,6 +11,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet.resources import read_text
+from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
 from motet_runner.sources.fetch_order import FetchOrder
 from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.oci import OciUri, parse
@@ -290,7 +291,11 @@ async def test_the_host_of_a_blob_gets_no_password_for_a_realm_of_its_own(
         both.write_bytes(registry.ca_file.read_bytes() + other.ca_file.read_bytes())
         fetch_setup.settings |= {"fetch_allowed_hosts": ["127.0.0.0/24"], "fetch_ca_file": str(both)}
         other.users["me"], registry.blobs_at = "x", other.base
-        await refused(fetch_setup, source, "answers 401: there is no such repository, or the Secret in", **closed())
+        failure = await refused(
+            fetch_setup, source, r"127\.0\.0\.3, to which the registry redirects, answers 401\.", **closed()
+        )
+        assert failure.reason != "CredentialsInvalid"
+        assert failure.retry_after > 0
         assert [(one.path[:4], "authorization" in one.headers) for one in other.asked] == [("/v2/", False)]
 
 
@@ -348,10 +353,13 @@ async def test_refusals_of_a_realm_name_it(  # noqa: PLR0917
     assert failure.retry_after > 0
 
 
-@pytest.mark.parametrize("realm", ["http://127.0.0.1/token", "file:///etc/passwd", "token", "https://"])
+@pytest.mark.parametrize(
+    "realm", ["http://127.0.0.1/token", "file:///etc/passwd", "token", "https://", "https:///t", "https://[bad/t"]
+)
 async def test_an_odd_realm_is_refused(registry, fetch_setup, source, closed, realm):
     registry.realm = realm
-    await refused(fetch_setup, source, "realm|not a URL|connection broke", **closed())
+    words = r"^source\.image: the registry of oci://\S+ has no realm with https:// and a host\. Name another one"
+    await refused(fetch_setup, source, words, **closed())
     assert {one.path for one in registry.asked} == {"/v2/acme/pirate/manifests/v1"}
 
 
@@ -374,6 +382,14 @@ async def test_an_index_names_one_artifact_beside_container_images(registry, fet
     two = source.replace(":v1", ":two")
     with pytest.raises(AdapterFetchFailed, match=r"is an index of 2 artifacts\. Name one of them by its digest"):
         await fetch_setup.fetch(two)
+
+
+async def test_an_index_names_an_artifact_once_if_another_index_names_it_too(registry, fetch_setup, adapter, source):
+    one = registry.digest(REPOSITORY, "v1")
+    inner = registry.put_index(REPOSITORY, "inner", [one])
+    registry.put_index(REPOSITORY, "all", [one, inner, registry.put_index(REPOSITORY, "other", [one, inner])])
+    assert (await fetch_setup.fetch(source.replace(":v1", ":all"))).digest == adapter_digest(adapter)
+    assert len(registry.manifests_asked) == len({*registry.manifests_asked}) == 4
 
 
 def container_image(registry, tag):
@@ -422,6 +438,45 @@ async def test_a_manifest_of_another_digest_is_not_taken(registry, fetch_setup, 
     registry.files[f"/v2/acme/pirate/manifests/{digest}"] += b" "
     failure = await refused(fetch_setup, source.replace(":v1", f"@{digest}"), rf"sends a manifest .* for {digest}")
     assert failure.retry_after > 0
+
+
+PAGES = [b"<html>closed for today</html>", b"[]", b'{"mediaType": "text/html"}']
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_page_in_place_of_a_tags_manifest_passes(registry, fetch_setup, source, adapter, page):
+    path = "/v2/acme/pirate/manifests/v1"
+    manifest, registry.files[path] = registry.files[path], page
+    failure = await refused(fetch_setup, source, r"It may be a passing answer: Motet tries again automatically\.$")
+    assert 0 < failure.retry_after < RETRY_LATER_SECONDS * fetch_setup.scale / 2
+    registry.files[path] = manifest
+    assert (await fetch_setup.fetch(source)).digest == adapter_digest(adapter)
+
+
+@pytest.mark.parametrize("page", [*PAGES, b'{"mediaType": "application/vnd.oci.image.manifest.v1+json"}'])
+async def test_what_a_digest_names_stays_wrong(registry, fetch_setup, source, page):
+    digest = registry.put_document(REPOSITORY, page)
+    failure = await refused(
+        fetch_setup,
+        source.replace(":v1", f"@{digest}"),
+        r"\. After a push, name the new digest: this one always names the same bytes\.$",
+    )
+    assert (failure.reason, failure.retry_after) == ("FormatRejected", 0)
+
+
+@pytest.mark.parametrize("wrong", ["no layers", "tar", "packing", "in an index"])
+async def test_a_tag_with_a_wrong_artifact_is_read_again_later(registry, fetch_setup, source, adapter, wrong):
+    if wrong == "no layers":
+        registry.put_manifest(REPOSITORY, "v1", [], lambda manifest: manifest.update(layers=None))
+    elif wrong == "in an index":
+        registry.put_index(REPOSITORY, "v1", [registry.put_document(REPOSITORY, PAGES[0])])
+    else:
+        model_pack(registry, adapter, "tar" if wrong == "tar" else "tar+gzip")
+    failure = await refused(fetch_setup, source, r"\. Motet reads the tag again automatically\.$")
+    assert failure.reason == "FormatRejected"
+    assert failure.retry_after > RETRY_LATER_SECONDS * fetch_setup.scale / 2
+    registry.publish(REPOSITORY, "v1", adapter)
+    assert (await fetch_setup.fetch(source)).digest == adapter_digest(adapter)
 
 
 @pytest.mark.parametrize("endless", [False, True])
@@ -476,6 +531,21 @@ async def test_a_model_pack_has_each_file_in_a_tar(registry, fetch_setup, adapte
     assert fetched.digest == adapter_digest(adapter)
 
 
+def opened_with(answer):
+    """An artifact of a registry that answers so."""
+    order = FetchOrder(
+        what="adapter",
+        uri="oci://ghcr.io/a:v1",
+        into="",
+        max_bytes=1 << 20,
+        stall_seconds=1,
+        min_average_bytes_per_second=1,
+    )
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    opening = Opening(order=order, secret=NO_CREDENTIALS, client=client, on_checked=lambda _: None, need=lambda *_: 0)
+    return parse(order.uri, "").open(opening)
+
+
 def test_a_tar_whose_unpacking_broke_is_fetched_again(monkeypatch, tmp_path):
     body = tarred("adapter_model.safetensors", b"weights" * 1000)
     layer = {"mediaType": "application/vnd.cncf.model.weight.v1.tar", "digest": digest_of(body), "size": len(body)}
@@ -487,17 +557,7 @@ def test_a_tar_whose_unpacking_broke_is_fetched_again(monkeypatch, tmp_path):
         asked.append(request.url.path)
         return httpx2.Response(200, content=iter([manifest if "/manifests/" in request.url.path else body]))
 
-    order = FetchOrder(
-        what="adapter",
-        uri="oci://ghcr.io/a:v1",
-        into="",
-        max_bytes=1 << 20,
-        stall_seconds=1,
-        min_average_bytes_per_second=1,
-    )
-    client = httpx2.Client(transport=httpx2.MockTransport(answer))
-    opening = Opening(order=order, secret=NO_CREDENTIALS, client=client, on_checked=lambda _: None, need=lambda *_: 0)
-    opened = parse(order.uri, "").open(opening)
+    opened = opened_with(answer)
     assert opened.revision == digest_of(manifest)
 
     def breaks(path, *_):
@@ -512,6 +572,25 @@ def test_a_tar_whose_unpacking_broke_is_fetched_again(monkeypatch, tmp_path):
         assert opened.fetch(wanted, tmp_path)
         assert (tmp_path / wanted.name).read_bytes() == b"weights" * 1000
     assert len(asked) == 1 + 2, "what is unpacked is not fetched again"
+
+
+@pytest.mark.parametrize("limit", [6999, 100])
+def test_a_file_of_a_tar_is_not_larger_than_its_limit(limit, tmp_path):
+    """Whether it is unpacked now or was before."""
+    body = tarred("adapter_config.json", b"weights" * 1000)
+    layer = {"mediaType": "application/vnd.cncf.model.weight.v1.tar", "digest": digest_of(body), "size": len(body)}
+    layer["annotations"] = {"org.cncf.model.filepath": "adapter_config.json"}
+    manifest = json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode()
+
+    def answer(request):
+        return httpx2.Response(200, content=iter([manifest if "/manifests/" in request.url.path else body]))
+
+    opened = opened_with(answer)
+    for _ in range(2):
+        with pytest.raises(AdapterFetchFailed, match=f"has 7000 bytes, but Motet fetches at most {limit}") as failed:
+            opened.fetch(WantedFile("adapter_config.json", limit), tmp_path)
+        assert failed.value.reason == "TooLarge"
+        assert opened.fetch(WantedFile("adapter_config.json", 7000), tmp_path)
 
 
 async def test_a_tar_that_was_unpacked_before_the_fetch_broke_is_not_asked_for_again(registry, fetch_setup, adapter):

@@ -31,8 +31,9 @@ def too_large(message: str) -> AdapterFetchFailed:
     return AdapterFetchFailed(message, reason="TooLarge")
 
 
-def malformed(message: str) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, reason="FormatRejected")
+def malformed(message: str, *, again: bool = False) -> AdapterFetchFailed:
+    """`again`: the source may have other bytes later under the same name."""
+    return AdapterFetchFailed(message, reason="FormatRejected", retry_after=RETRY_LATER_SECONDS if again else 0.0)
 
 
 def another_digest(message: str) -> AdapterFetchFailed:

@@ -19,6 +19,7 @@ from motet_runner.sources.oci_manifest import (
     MAX_MANIFESTS,
     ContainerImage,
     Files,
+    NoManifest,
     NotAnArtifact,
     read,
     shown,
@@ -38,7 +39,9 @@ class OciArtifact(WebFolder):
         self.name = opening.order.uri
         self._given = bool(opening.secret.header)
         self._login = RegistryLogin(self.name, uri.repository, opening)
-        self._manifests_read = 0
+        self._pinned = bool(uri.digest)
+        self._manifests_read: set[str] = set()
+        """Their digests"""
         try:
             artifacts = self._artifacts(uri.digest or uri.tag)
             if not artifacts:
@@ -46,15 +49,23 @@ class OciArtifact(WebFolder):
             if len(artifacts) > 1:
                 raise NotAnArtifact(f"is an index of {len(artifacts)} artifacts. Name one of them by its digest")
         except NotAnArtifact as wrong:
-            raise malformed(f"source.image: {self.name} {wrong}.") from None
+            raise self._malformed(f"{self.name} {wrong}.") from None
         self._layers = artifacts[0]
         self.sizes = {name: layer.size for name, layer in self._layers.items()}
 
+    def _malformed(self, what: str) -> AdapterFetchFailed:
+        """For what another push mends: it moves a tag, and leaves a digest as it is."""
+        then = (
+            "After a push, name the new digest: this one always names the same bytes."
+            if self._pinned
+            else "Motet reads the tag again automatically."
+        )
+        return malformed(f"source.image: {what} {then}", again=not self._pinned)
+
     def _artifacts(self, reference: str, depth: int = 0) -> list[Files]:
         """What the reference names, or the manifests that its index names. Container images in an index are left out,
-        as builders add some that describe the build."""
-        self._manifests_read += 1
-        if self._manifests_read > MAX_MANIFESTS:
+        as builders add some that describe the build. What several indexes name counts once."""
+        if len(self._manifests_read) == MAX_MANIFESTS:
             raise NotAnArtifact(f"has more than {MAX_MANIFESTS} manifests in its indexes. Name the one with the files")
         found = self._patiently(lambda: self._manifest(reference), lambda: 0, self.name)
         if not isinstance(found, list):
@@ -63,6 +74,8 @@ class OciArtifact(WebFolder):
             raise NotAnArtifact(f"has indexes more than {MAX_INDEX_DEPTH} deep. Name the manifest that has the files")
         artifacts: list[Files] = []
         for digest in found:
+            if digest in self._manifests_read:
+                continue
             with suppress(ContainerImage):
                 artifacts += self._artifacts(digest, depth + 1)
         return artifacts
@@ -79,17 +92,22 @@ class OciArtifact(WebFolder):
         if reference.startswith("sha256:") and reference != digest:
             raise Interrupted(f"the registry sends a manifest of the digest {digest} for {reference}")
         self.revision = self.revision or digest
-        return read(body, response.headers.get("content-type", ""))
+        self._manifests_read.add(digest)
+        try:
+            return read(body, response.headers.get("content-type", ""))
+        except NoManifest as wrong:
+            if reference == digest:
+                raise
+            raise temporary(
+                f"source.image: {self.name} {wrong}. It may be a passing answer: Motet tries again automatically."
+            ) from None
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         if file.name not in self._layers:
             return False
         packing = self._layers[file.name].packing
         if packing not in ("", "tar"):
-            raise malformed(
-                f"source.image: {file.name} of {self.name} is packed as {shown(packing)}. Push it as it is, or "
-                "as a tar."
-            )
+            raise self._malformed(f"{self._named(file)} is packed as {shown(packing)}. Push it as it is, or as a tar.")
         return super().fetch(file, into)
 
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
@@ -115,9 +133,7 @@ class OciArtifact(WebFolder):
             except LargerThanLimit as large:
                 raise self._too_large(file, large.size) from None
             except NotOneFile as wrong:
-                raise malformed(
-                    f"source.image: the layer of {file.name} of {self.name} {wrong}. Push the file as it is."
-                ) from None
+                raise self._malformed(f"the layer of {self._named(file)} {wrong}. Push the file as it is.") from None
             tag.write_text(f"{unpacked} {size_of(part)}")
         self._check_size(file, part)
 
@@ -150,12 +166,15 @@ class OciArtifact(WebFolder):
     def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
         """Tokens end, perhaps in the middle of a fetch."""
         response = super()._follow(url, headers)
-        asked, home = response.url, httpx2.URL(self.url)
-        if response.status_code != 401 or (asked.host, asked.port) != (home.host, home.port):
+        if response.status_code != 401 or not self._is_home(response.url):
             return response
         response.close()
         self._authorization = self._login.answer(response.headers.get("www-authenticate", ""))
         return super()._follow(url, headers)
+
+    def _is_home(self, url: httpx2.URL) -> bool:
+        home = httpx2.URL(self.url)
+        return (url.host, url.port) == (home.host, home.port)
 
     def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
         self._check(response, self._named(file))
@@ -167,11 +186,17 @@ class OciArtifact(WebFolder):
         status = response.status_code
         if status in (200, 206, 416):
             return check_plain(response, what)
+        at_home = self._is_home(response.url)
+        who = "the registry" if at_home else f"{response.url.host}, to which the registry redirects,"
         if status in PASSING:
             busy = (
-                ": it is asked too often, or without a Secret in source.credentialsSecretRef" if status == 429 else ""
+                ": it is asked too often, or without a Secret in source.credentialsSecretRef"
+                if status == 429 and at_home
+                else ""
             )
-            raise Interrupted(f"the registry answers {status}{busy}", retry_after(response))
+            raise Interrupted(f"{who} answers {status}{busy}", retry_after(response))
+        if not at_home:
+            raise missing(f"Motet cannot fetch {what}: {who} answers {status}.")
         if status in (401, 403):
             wrong = "may not pull from it" if self._given else "is missing"
             raise credentials(

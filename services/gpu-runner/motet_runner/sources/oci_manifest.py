@@ -45,6 +45,10 @@ class NotAnArtifact(Exception):
     """Says what is wrong and what to do, as the end of a sentence about the artifact."""
 
 
+class NoManifest(NotAnArtifact):
+    """The answer may be another page in place of the manifest, such as that of a proxy."""
+
+
 class ContainerImage(NotAnArtifact):
     def __init__(self) -> None:
         super().__init__("is a container image, not an artifact with files. Push the adapter's files with oras push")
@@ -68,12 +72,12 @@ def read(body: bytes, content_type: str) -> Files | list[str]:
         document = orjson.loads(body)
         kind = document.get("mediaType") or content_type.partition(";")[0].strip()
     except (orjson.JSONDecodeError, AttributeError):
-        raise NotAnArtifact("has a manifest that is no JSON object. Name a registry") from None
+        raise NoManifest("has a manifest that is no JSON object. Name a registry") from None
     if kind in _MANIFESTS:
         return _files(document)
     if kind in _INDEXES:
         return _manifests(document)
-    raise NotAnArtifact(f"has a manifest of the type {shown(kind)}. Push it as an OCI artifact, with oras push")
+    raise NoManifest(f"has a manifest of the type {shown(kind)}. Push it as an OCI artifact, with oras push")
 
 
 def _manifests(index: Mapping[str, Any]) -> list[str]:

@@ -41,12 +41,15 @@ class RegistryLogin(WebRequests):
         for found in _PARAMETER.finditer(words):
             given.setdefault(found[1].lower(), found[2])
         realm = given.get("realm", "")
-        if not realm.startswith("https://"):
-            raise forbidden(f"source.image: the registry of {self.name} has no realm with https://. Name another one.")
+        host = _host_of(realm)
+        if host is None:
+            raise forbidden(
+                f"source.image: the registry of {self.name} has no realm with https:// and a host. Name another one."
+            )
         query = {"scope": self._scope} | ({"service": given["service"]} if "service" in given else {})
         url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
         with self._answer(url, {}) as response:
-            status, host = response.status_code, urlsplit(realm).hostname
+            status = response.status_code
             says = f"{host}, which gives the registry's tokens, answers {status}"
             if status in PASSING:
                 raise Interrupted(says, retry_after(response))
@@ -65,3 +68,12 @@ class RegistryLogin(WebRequests):
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             raise temporary(f"{self.name}: {host}, which gives the registry's tokens, did not send one.")
         return token
+
+
+def _host_of(realm: str) -> str | None:
+    if not realm.startswith("https://"):
+        return None
+    try:
+        return urlsplit(realm).hostname
+    except ValueError:
+        return None
