@@ -1,6 +1,7 @@
 """Looks at folders of which some do not answer."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -138,8 +139,11 @@ async def test_many_folders_that_never_answered_keep_a_bounded_number_of_threads
 def two_volumes(volume: Volume) -> tuple[list[Path], list[Path]]:
     """Folders of a volume that hangs, and one of another volume"""
     (volume.root / "bad volume").mkdir()
-    root = str(volume.root).encode()
-    volume.mounts = b"1 0 8:1 / / rw - ext4 x rw\n2 1 0:7 / " + root + b"/bad\\040volume rw - nfs x rw\n"
+    device = volume.root.stat().st_dev
+    volume.mounts = (
+        f"1 0 {os.major(device)}:{os.minor(device)} / / rw - ext4 x rw\n"
+        f"2 1 0:9999 / {volume.root}/bad\\040volume rw - nfs x rw\n"
+    ).encode()
     bad = [volume.folder(f"bad volume/{number}", hangs=True) for number in range(MAX_SLOW + 3)]
     return bad, [volume.folder("good")]
 
