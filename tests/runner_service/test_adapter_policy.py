@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -493,14 +494,16 @@ TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, dea
 class Told:
     """A policy, and the effects of what it is told."""
 
-    def __init__(self, capacity: int = 9, limits: CacheLimits | None = None) -> None:
+    def __init__(
+        self, capacity: int = 9, limits: CacheLimits | None = None, users_of: Callable[[Digest], int] = lambda _: 0
+    ) -> None:
         self.policy = AdapterPolicy(
-            limits=limits or CacheLimits(capacity), users_of=lambda _: 0, clock=FakeClock(), failures=SourceFailures()
+            limits=limits or CacheLimits(capacity), users_of=users_of, clock=FakeClock(), failures=SourceFailures()
         )
 
     def __getattr__(self, happened: str) -> Callable[..., list[Any]]:
-        def tell(*args: Any) -> list[Any]:
-            getattr(self.policy, happened)(*args)
+        def tell(*args: Any, **more: Any) -> list[Any]:
+            getattr(self.policy, happened)(*args, **more)
             return self.policy.take_effects()
 
         return tell
@@ -516,6 +519,43 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
     (find,) = told.order(an_order(2))
     done = told.answered(find.number, replace(held, certification=None))
     assert kinds(done) == [effects.Release, effects.Check]
+
+
+@pytest.mark.parametrize("looks", ["vanished", "load failed", "checked again"])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_the_engine_is_told_after_a_look_at_the_folder_what_was_pinned_meanwhile(looks: str, pinned: bool) -> None:
+    told = Told()
+    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    told.pin(frozenset() if pinned else {DIGEST})
+    (find,) = told.order(an_order(1))
+    (load,) = [one for one in told.answered(find.number, held) if isinstance(one, LoadAdapter)]
+    told.engine_has(DIGEST, on_device=True)
+    *_, find = told.engine_failed(DIGEST) if looks == "load failed" else told.vanished(held)
+    if looks == "load failed":
+        told.engine_has(DIGEST, on_device=True)
+    now = frozenset({DIGEST} if pinned else ())
+    assert told.pin(now) == [], "the engine is told nothing of files that are not known to be the checked ones"
+    if looks == "checked again":
+        done = told.order(an_order(2))
+        done = told.answered(done[0].number, replace(held, inode=(1, 2), certification=None))
+        assert not any(isinstance(one, LoadAdapter) for one in done)
+        done = told.answered(done[-1].number, held.certification)
+    else:
+        done = told.answered(find.number, replace(held, inode=(1, 2)))
+    loads = [one for one in done if isinstance(one, LoadAdapter)]
+    assert (load.pinned, [one.pinned for one in loads]) == (not pinned, [pinned])
+    assert told.pin(now) == []
+
+
+def test_what_was_pinned_while_an_adapter_was_to_be_dropped_is_told_once_it_stays() -> None:
+    told = Told(users_of=lambda _: 1)
+    (find,) = told.order(an_order(1))
+    certified = Certification.of(scheduler_pb2.Certificate(), None)
+    told.answered(find.number, Held(DIGEST, 1, (1, 1), None, certified))
+    told.engine_has(DIGEST, on_device=True)
+    told.drop(DIGEST)
+    assert told.pin({DIGEST}) == []
+    assert [one.pinned for one in told.use(DIGEST) if isinstance(one, LoadAdapter)] == [True]
 
 
 DIGEST = Digest("sha256:" + "a" * 64)

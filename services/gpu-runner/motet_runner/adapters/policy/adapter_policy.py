@@ -238,6 +238,7 @@ class AdapterPolicy:
             self._drop_when_idle(life, drop=False)
             self._emit(effects.Confirm(life.held))
             self._load(life)
+            self._tell_pin(life)
         else:
             life.look = True
             self._advance(life)
@@ -257,8 +258,15 @@ class AdapterPolicy:
         before, self._pinned = self._pinned, digests
         for digest in sorted(before ^ digests):
             life = self._lives.get(digest)
-            if life is not None and life.in_engine and life.checked is not None and not life.drop_when_idle:
-                self._emit_load(life, life.checked)
+            if life is not None:
+                self._tell_pin(life)
+
+    def _tell_pin(self, life: AdapterLife) -> None:
+        """If the engine has the adapter, and was told otherwise. While the folder is looked for or checked, it is told
+        nothing: `_advance` comes after that."""
+        pinned = life.digest in self._pinned
+        if life.in_engine and life.pinned is not pinned and life.checked is not None and not life.drop_when_idle:
+            self._emit_load(life, life.checked)
 
     def _fail_request(self, life: AdapterLife, waiter: int, failure: Failure) -> None:
         del life.waiters[waiter]
@@ -517,6 +525,7 @@ class AdapterPolicy:
         life.waiters.clear()
         if self._clock() < life.wanted_until:
             self._load(life)
+        self._tell_pin(life)
 
     def _load(self, life: AdapterLife) -> None:
         waits_for_proof = self.proofs.kernels is not None and bool(life.orders)
@@ -528,8 +537,8 @@ class AdapterPolicy:
 
     def _emit_load(self, life: AdapterLife, checked: Certification) -> None:
         """An order that the engine has not answered is told again: it is the same order."""
-        pinned = life.digest in self._pinned
-        self._emit(LoadAdapter(life.digest, checked.layout, self.proofs.order(life), pinned=pinned))
+        life.pinned = life.digest in self._pinned
+        self._emit(LoadAdapter(life.digest, checked.layout, self.proofs.order(life), pinned=life.pinned))
 
     def _unload(self, life: AdapterLife) -> None:
         life.in_engine = False

@@ -32,6 +32,8 @@ class AdapterLife:
     on_device: bool = False
     in_engine: bool = False
     """The engine was told where the files are."""
+    pinned: bool = False
+    """What the engine was told last: the platform wants the adapter resident."""
     wanted_until: float = 0.0
     """A request was announced: the adapter is not evicted before this time."""
     drop_when_idle: bool = False
