@@ -25,8 +25,9 @@ from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEn
 from motet_runner.settings import Settings
 from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
-from tests.runner.proof_mutants import OF_SOME, PLAIN, SCALED, Plant
+from tests.runner.proof_mutants import OF_SOME, PLAIN, SCALED, Plant, writes
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
+from tests.runner.random_models import llama as llama_config
 
 A, B = map(Digest, "AB")
 KERNELS = [
@@ -125,6 +126,29 @@ def test_no_defect_of_scales_is_missed(engine_on, qwen2: Path, dora: Path, mutan
 def test_no_linear_changes_that_the_adapter_does_not_name(llama: Path, of_some: Path, mutant: str, monkeypatch) -> None:
     """The torch back end computes with all of a run; others skip what an adapter does not name."""
     refused(proving_engine(llama, kernels="torch"), of_some, OF_SOME[mutant], monkeypatch)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+@pytest.mark.parametrize("width", [4096, 14336])
+def test_long_sums_in_fp32_are_proved_with_room_to_spare_and_one_lost_input_is_not(
+    tmp_path: Path, width: int, kernels: str, monkeypatch
+) -> None:
+    """A model has hundreds of linears: what a few of them explain must leave room for the worst of all."""
+    if kernels == "cpp":
+        needs_a_compiler()
+    config = llama_config()
+    config.intermediate_size, config.num_hidden_layers = width, 1
+    base = save_base("llama", tmp_path / "base", config=config)
+    engine = proving_engine(base, kernels=kernels, kv_cache_mib=64, max_lora_rank=16)
+    with monkeypatch.context() as half:
+        half.setattr(adapter_proof, "ALLOWED", adapter_proof.ALLOWED / 2)
+        half.setattr(adapter_proof, "OF_ONE", adapter_proof.OF_ONE / 2)
+        for rank, seed in (1, 0), (1, 1), (1, 2), (16, 0):
+            folder = save_adapter(base, "llama", RandomAdapter(rank, 2 * rank), tmp_path / f"{rank} {seed}", seed=seed)
+            assert isinstance(found := outcome(engine, folder), Proof), (rank, seed, found)
+    refused(
+        engine, folder, writes(lambda layout, run, linear: layout.matrices(run, linear)[0][:, 7].zero_()), monkeypatch
+    )
 
 
 def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

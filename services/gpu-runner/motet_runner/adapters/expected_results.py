@@ -22,6 +22,10 @@ ROWS = 4
 """Half of them begin with zeros as the linear's own result, so that the product stands alone."""
 MAX_AHEAD = 8
 """The number of linears by which the thread may be ahead"""
+FP32_STEP = 2.0**-24
+"""By what share one number is rounded in fp32 at most"""
+FP32_ROUNDING = 4 * FP32_STEP
+"""The same of what a linear computes, but for its long sums"""
 LOOK_SECONDS = 0.2
 """How often a thread that waits looks whether it is still needed"""
 
@@ -119,7 +123,8 @@ class ExpectedResults:
         ones, zeros = torch.ones(outputs, dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
         c, e, parts = scales or (ones, zeros, zeros)
         b = c.unsqueeze(1) * b
-        size = self._size(rows.double(), a, b, linear.scale) + e.square()
+        singles, sums = self._sizes(rows.double(), a, b, linear.scale)
+        size = singles + sums + e.square()
         # The linear's own result is as large as what is added to it, so that rounding hides neither.
         typical = size.mean().sqrt()
         own = (own.double() * (typical if typical > 0 else 1.0)).to(self._dtype)
@@ -132,16 +137,23 @@ class ExpectedResults:
         # B is stored with the scale. A number that is nearly 0 is off by a whole step, not by a share of itself.
         steps = ((rows.double() @ a.t()).square().sum(1, keepdim=True) + 1).sqrt().expand_as(size)
         floor = torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps * steps
-        return Expected(linear.module, rows, own, result, size.sqrt(), parts.sqrt().expand_as(size), floor)
+        # A sum of n products is rounded n times in fp32, each time by a step's share of what is summed so far. These
+        # errors are independent of each other, and the square of the sum of k products is about k/n of `singles`. So
+        # the squares of the errors add up to step² · n/2 · `singles`: the error grows with the root of n.
+        wide = parts + singles * (group.inputs / 2) * (FP32_STEP / FP32_ROUNDING) ** 2
+        return Expected(linear.module, rows, own, result, size.sqrt(), wide.sqrt(), floor)
 
-    def _size(self, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-        """[ROWS, outputs] the square of the size of what is summed: of all single products and of the sums of one
+    def _sizes(
+        self, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums of one
         rank, as errors that are independent of each other add up"""
         product = rows @ a.t()
         if self._layout.dtype is torch.int8:  # a row of integers is as coarse as its largest number asks for
             a = a.abs().amax(1, keepdim=True).expand_as(a)
             b = b.abs().amax(0, keepdim=True).expand_as(b)
-        return scale**2 * ((rows.square() @ a.square().t() + product.square()) @ b.square().t())
+        squares = scale**2 * b.square().t()
+        return rows.square() @ a.square().t() @ squares, product.square() @ squares
 
     def _scales(
         self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor

@@ -17,7 +17,7 @@ import torch
 
 from motet.errors import AdapterUnproved
 from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
-from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
+from motet_runner.adapters.expected_results import FP32_ROUNDING, ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof
@@ -30,8 +30,8 @@ from motet_runner.execute.forward.trial import Trial, text
 LINEARS_AT_ONCE = 8
 """The most linears that one plan proves while sequences run"""
 
-ROUNDING = {torch.float64: 2.0**-52, torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""By the type of the rows. In float32, the sums of a linear are rounded more often than the numbers."""
+ROUNDING = {torch.float64: 2.0**-52, torch.float32: FP32_ROUNDING, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""By the type of the rows"""
 INT8_ROUNDING = 1 / 254
 """Of adapters in integers"""
 ALLOWED = 2.0
@@ -185,7 +185,7 @@ class AdapterProof:
         y = expected.own.to(device, copy=True)
         backend.add_lora(y, expected.rows.to(device), expected.linear, batch)
         error = (y.double() - expected.result.to(device)).abs()
-        kinds = (expected.size, self._rounding), (expected.wide, ROUNDING[torch.float32]), (expected.floor, 1.0)
+        kinds = (expected.size, self._rounding), (expected.wide, FP32_ROUNDING), (expected.floor, 1.0)
         size = torch.stack([(size * share).square() for size, share in kinds]).sum(0).sqrt().to(device)
         of_row = ALLOWED * _root(size)
         wrong = ~(_root(error) <= of_row).all() | ~(error <= OF_ONE * size + of_row).all()
