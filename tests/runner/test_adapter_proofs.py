@@ -161,10 +161,10 @@ def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.Monk
     assert isinstance(outcome(engine, folder), Proof), "only the defect was refused"
 
 
-def with_b(folder: Path, to: Path, factor: float) -> Path:
+def with_b(folder: Path, to: Path, factor: float, of_a: float = 1.0) -> Path:
     shutil.copytree(folder, to)
     weights = {
-        name: tensor * factor if "lora_B" in name else tensor
+        name: tensor * (factor if "lora_B" in name else of_a)
         for name, tensor in load_file(folder / "adapter_model.safetensors").items()
     }
     save_file(weights, to / "adapter_model.safetensors")
@@ -208,6 +208,16 @@ def test_an_adapter_of_the_smallest_numbers_of_fp16_is_proved(
 ) -> None:
     engine = proving_engine(llama, kernels="torch", dtype="float16")
     assert isinstance(found := outcome(engine, with_b(plain, tmp_path / "faint", factor)), Proof), found
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e-5, 1e-6])
+def test_an_a_of_the_smallest_numbers_of_fp16_with_a_large_b_is_proved(
+    llama: Path, plain: Path, tmp_path: Path, factor: float, monkeypatch
+) -> None:
+    engine = proving_engine(llama, kernels="torch", dtype="float16")
+    folder = with_b(plain, tmp_path / "faint", 1e-3 / factor, of_a=factor)
+    assert isinstance(found := outcome(engine, folder), Proof), found
+    refused(engine, folder, PLAIN["the sign of A"], monkeypatch)
 
 
 def test_an_adapter_that_moves_little_is_proved_with_a_warning() -> None:

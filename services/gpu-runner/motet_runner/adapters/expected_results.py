@@ -43,7 +43,7 @@ class Expected(NamedTuple):
     wide: torch.Tensor
     """[ROWS, outputs] in fp64: rounding in fp32 moves a result by a share of this, whatever the engine's type"""
     floor: torch.Tensor
-    """[ROWS, outputs] in fp64: by how much the smallest steps of the type of B and of the result move a result"""
+    """[ROWS, outputs] in fp64: by how much the smallest steps of the engine's type move a result"""
 
 
 class ExpectedResults:
@@ -134,9 +134,12 @@ class ExpectedResults:
         factors = None if scales is None else {name: (c, e)}
         result = add_lora(own, rows, [segment], {name: (a, b, linear.scale)}, factors)
         size += ((1 + (c - 1).abs()) * own.double()).square() + result.square()
-        # B is stored with the scale. A number that is nearly 0 is off by a whole step, not by a share of itself.
-        steps = ((rows.double() @ a.t()).square().sum(1, keepdim=True) + 1).sqrt().expand_as(size)
-        floor = torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps * steps
+        # A number that is nearly 0 is off by a whole step, not by a share of itself: one of B, which is stored with the
+        # scale, of the result, of A, or of the product with A.
+        inputs, of_outputs = rows.double(), linear.scale**2 * b.square().sum(1)
+        steps = (inputs @ a.t()).square().sum(1, keepdim=True) + 1
+        steps = steps + (inputs.square().sum(1, keepdim=True) + 1) * of_outputs
+        floor = torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps * steps.sqrt()
         # A sum of n products is rounded n times in fp32, each time by a step's share of what is summed so far. These
         # errors are independent of each other, and the square of the sum of k products is about k/n of `singles`. So
         # the squares of the errors add up to step² · n/2 · `singles`: the error grows with the root of n.
