@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
-from motet.errors import AdapterUnproved, InvalidRequest, StructuredOutputUnavailable
+from motet.errors import AdapterUnproved, InvalidRequest, Overloaded, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import engine_loop
 from motet_runner import pipe as pipes
@@ -596,13 +596,23 @@ def test_an_adapter_of_which_the_engine_fails_to_hear_is_reported_as_failed():
     layout = AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())
     loop.apply([LoadAdapter("x", layout, ProofOrder(7)), add("b", max_tokens=1)])
     batch = loop.turn()
-    assert [(one.number, one.found.code) for one in batch.events if isinstance(one, ProofEnded)] == [
-        (7, "internal_error")
-    ], "an order to prove it is answered, too"
-    assert [(type(one), one.digest, one.error.code) for one in batch.events if isinstance(one, AdapterFailed)] == [
-        (AdapterFailed, "x", "internal_error")
-    ]
+    proof, failed = (one for one in batch.events if isinstance(one, ProofEnded | AdapterFailed))
+    assert (proof.number, proof.found.code) == (7, "internal_error"), "an order to prove it is answered first"
+    assert (failed.digest, failed.error.code) == ("x", "internal_error")
     assert ends_of(batch) == [("b", 0, common_pb2.FINISH_REASON_LENGTH, "")]
+
+
+def test_an_order_to_prove_is_answered_also_if_the_engine_refuses_the_command(monkeypatch):
+    def refuses(*_, **__):
+        raise Overloaded("no room")
+
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "load_adapter", refuses)
+    loop = EngineLoop(engine, clock=monotonic)
+    layout = AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())
+    loop.apply([LoadAdapter("x", layout), LoadAdapter("y", layout, ProofOrder(8))])
+    (event,) = loop.turn().events
+    assert (event.number, event.digest, event.found.code) == (8, "y", "overloaded")
 
 
 @pytest.mark.parametrize("begun", [False, True])

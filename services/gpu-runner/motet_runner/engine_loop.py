@@ -133,6 +133,7 @@ class EngineLoop:
                     self._on_event(OrderRefused(command.request, command.epoch, command.number))
             except MotetError as error:
                 log.warning("command_refused", command=type(command).__name__, reason=error.message)
+                self._answer_proof(command, error)
             except Exception as error:
                 self._give_up(command, known_error(error, command=type(command).__name__))
 
@@ -148,16 +149,20 @@ class EngineLoop:
                 if live is not None and live.epoch == epoch:
                     message = self._say_end(request, live, Finish.FAILED)
                     message.failure.CopyFrom(error.to_proto())
-            case LoadAdapter(digest, _, proof):
+            case LoadAdapter(digest):
+                self._answer_proof(command, error)
                 self._on_event(AdapterFailed(digest, error))
-                if proof is not None:
-                    self._on_event(ProofEnded(proof.number, digest, error))
             case WriteSlab(number):
                 self._on_event(SlabWritten(number, 0))
             case DropAdapter() | SetSupervised() | SetOvercommit() | ReportNow():
                 pass
             case _:
                 assert_never(command)
+
+    def _answer_proof(self, command: Command, error: MotetError) -> None:
+        """Before an AdapterFailed: that one says that the engine has answered what it can."""
+        if isinstance(command, LoadAdapter) and command.proof is not None:
+            self._on_event(ProofEnded(command.proof.number, command.digest, error))
 
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
