@@ -281,7 +281,7 @@ def test_a_later_proof_that_fails_ends_the_sequences_that_run(llama: Path, plain
     engine.load_adapter(A, certify(plain, engine.info).layout)
     ran = run(engine, ask("a", adapter=A, max_tokens=200), ask("base"), steps=3)
     with monkeypatch.context() as planted:
-        planted.setattr(AdapterProof, "_rounding", 1e-9)
+        planted.setattr(adapter_proof, "ALLOWED", 0.0)
         order(engine, A, plain, meanwhile=True)
         run(engine, ran=ran)
     assert isinstance(ran.last["a"].error, AdapterUnproved)

@@ -10,9 +10,18 @@ import pytest
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest
-from motet.errors import AdapterUnproved, MotetError, Overloaded
+from motet.errors import (
+    AdapterError,
+    AdapterFetchFailed,
+    AdapterIncompatible,
+    AdapterUnproved,
+    Internal,
+    MotetError,
+    Overloaded,
+)
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import MAX_KERNELS, MAX_PROOF_FILES, ProofKey
+from motet_runner.adapters.policy.adapter_policy import PROVE_AGAIN_SECONDS
 from motet_runner.adapters.policy.proof_orders import MAX_AGAIN
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
@@ -140,6 +149,45 @@ async def test_a_proof_that_is_given_up_fails_the_order_and_not_the_bytes(setup)
     setup.adapters.for_request(digest)
     again = await setup.asked()
     assert again.proof.number > asked.proof.number, "the next request has it proved"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AdapterError("The runner could not load the adapter: [Errno 5] Input/output error"),
+        AdapterFetchFailed("in 60 s, the disk has read nothing"),
+        Internal("a defect"),
+    ],
+)
+async def test_a_proof_that_is_given_up_is_tried_again(setup, error):
+    """The first two are those of `adapter_uploads`, the third is any that `EngineLoop` catches."""
+    order = setup.order(1)
+    asked = await setup.asked()
+    await setup.answers(asked, error)
+    setup.adapters.on_failed(AdapterFailed(asked.digest, error))
+    with pytest.raises(MotetError) as given_up:
+        await order
+    assert (given_up.value.code, given_up.value.retry_after) == (error.code, PROVE_AGAIN_SECONDS)
+    setup.posted.clear()
+    again = setup.order(1)
+    await setup.proves(await setup.asked())
+    assert (await again).digest == asked.digest
+
+
+@pytest.mark.parametrize(
+    ("error", "retry_after"),
+    [
+        (AdapterUnproved("wrong", reason="ProofFailed"), 0.0),
+        (AdapterIncompatible("too large", reason="RankTooLarge"), 0.0),
+        (Overloaded("no memory", retry_after=7.0), 7.0),
+    ],
+)
+async def test_what_is_final_is_not_tried_again_and_the_engines_own_time_counts(setup, error, retry_after):
+    order = setup.order(1)
+    await setup.answers(await setup.asked(), error)
+    with pytest.raises(MotetError) as failed:
+        await order
+    assert (failed.value.code, failed.value.retry_after) == (error.code, retry_after)
 
 
 async def test_an_order_that_is_taken_back_while_its_proof_is_awaited_gets_no_answer(setup):

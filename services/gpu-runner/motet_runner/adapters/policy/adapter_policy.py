@@ -30,6 +30,10 @@ goes."""
 CONFIRMED_AT_ONCE = 500
 """How many folders are looked at together: some milliseconds, which another call waits for."""
 
+PROVE_AGAIN_SECONDS = 60.0
+"""When the next attempt follows a proof that the engine has given up, if the error names no time: a disk may have failed
+to read."""
+
 
 class AdapterPolicy:
     """Its methods report what has happened; then `take_effects` returns the effects to carry out. `users_of` counts the
@@ -416,6 +420,7 @@ class AdapterPolicy:
             return
         if (life := self.get(digest)) is not None:
             orders, life.orders = life.orders, {}
+            failure = _of_a_proof(failure)
             wrong = failure.code == AdapterUnproved.mapping.code and life.ready
             if wrong:
                 self._unload(life)
@@ -653,6 +658,13 @@ class AdapterPolicy:
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)
+
+
+def _of_a_proof(failure: Failure) -> Failure:
+    """Only what is wrong with the adapter itself, or with how it is computed, is final."""
+    if failure.retry_after > 0 or failure.code in (AdapterUnproved.mapping.code, AdapterIncompatible.mapping.code):
+        return failure
+    return replace(failure, retry_after=PROVE_AGAIN_SECONDS)
 
 
 def _of_somebody(failure: Failure) -> Failure:
