@@ -31,8 +31,7 @@ CONFIRMED_AT_ONCE = 500
 """How many folders are looked at together: some milliseconds, which another call waits for."""
 
 PROVE_AGAIN_SECONDS = 60.0
-"""When the next attempt follows a proof that the engine has given up, if the error names no time: a disk may have failed
-to read."""
+"""When the next attempt follows a proof that the engine has given up, if the error names no time"""
 
 
 class AdapterPolicy:
