@@ -116,8 +116,8 @@ def _lines(one: Json) -> Iterator[tuple[str, Part]]:
         yield "size", f"{certificate['sizeBytes'] / MIB:.1f} MiB"
         yield "linears", _some(certificate["targetModules"])
         yield "checked", f"by check {certificate['checker']}, against {certificate['baseDigest']}"
-        kernels = certificate.get("provedBy")
-        yield "proved", f"by the kernels {', '.join(kernels)}" if kernels else "not by the present engine"
+        if kernels := certificate.get("provedBy"):
+            yield "proved", f"by the kernels {', '.join(kernels)}"
     if source := one["source"]:
         yield "source", source["uri"]
         for field in ("revision", "digest"):
