@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,6 @@ from motet.clock import monotonic
 from motet.own_thread import OwnThread
 from motet.resources import ManifestPosition, Problem
 from motet_operator.local.manifest_folder import MISSING, Debouncer, stamp_of
-from motet_operator.local.mount_table import MountTable, read_mounts
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +33,7 @@ MAX_THREADS = 64
 any more count, too."""
 
 SLOW_OF_ONE_VOLUME = 2
-"""With this number of looks at a file system that take longer, no other folder of it is looked at, also if it has never
-been."""
+"""With this number of looks at a file system that take longer, no other folder of it is looked at."""
 
 Found = TypeVar("Found")
 
@@ -90,9 +88,7 @@ UNSEEN = Seen(MISSING)
 class _SlowLook:
     answer: asyncio.Task[None]
     device: int
-    """Of its volume, as an earlier look has found it; 0 if there was none"""
-    volume: int
-    """The same, or else the one above which it seems to lie: a symbolic link may lead to another one"""
+    """Of its volume, as far as it is known"""
     silent: bool = False
     """The folder does not answer."""
 
@@ -113,7 +109,6 @@ class ManyFolders:
         self._asked_now, self._told = asyncio.Event(), asyncio.Event()
         self._wanted: Collection[Path] = ()
         """Of the last round: whether others answer is nobody's problem."""
-        self._mounts = MountTable(b"")
         self._name = name
         self._thread = OwnThread(name)
         self._changed = changed
@@ -122,11 +117,7 @@ class ManyFolders:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        silent = [_problem(folder) for folder, look in self._slow.items() if look.silent and folder in self._wanted]
-        if not silent:
-            return ()
-        left_out = ((folder, self._left_out_for(folder)) for folder in self._wanted)
-        return (*silent, *(_left_out(folder, others[0]) for folder, others in left_out if others))
+        return tuple(_problem(folder) for folder, look in self._slow.items() if look.silent and folder in self._wanted)
 
     def want(self, folders: Iterable[Path]) -> None:
         """From now on look at these folders, and forget all others."""
@@ -134,11 +125,8 @@ class ManyFolders:
         self._asked_now.set()
 
     async def each_seen(self) -> None:
-        """Returns when each folder that is wanted has been looked at, does not answer, or is not looked at for others
-        that do not."""
-        while not all(
-            folder in self.stamps or self._is_silent(folder) or self._left_out_for(folder) for folder in self._asked
-        ):
+        """Returns when each folder that is wanted has been looked at or does not answer."""
+        while not all(folder in self.stamps or self._is_silent(folder) for folder in self._asked):
             self._told.clear()
             await self._told.wait()
 
@@ -157,8 +145,6 @@ class ManyFolders:
         self._seen = {folder: seen for folder, seen in self._seen.items() if folder in wanted}
         self.stamps = {folder: stamp for folder, stamp in self.stamps.items() if folder in wanted}
         self._debouncer.forget(wanted)
-        if (text := read_mounts()) != self._mounts.text:
-            self._mounts = MountTable(text)
         # First those that have answered: if a new one does not, they have not waited for it. Of a slow volume, all have
         # their turns.
         left = deque([*self._seen, *(folder for folder in wanted if folder not in self._seen)])
@@ -187,8 +173,7 @@ class ManyFolders:
     def _leave_alone(self, one: "_Round", answer: asyncio.Task[None]) -> None:
         self._thread.close()
         self._thread = OwnThread(self._name)
-        device = self._seen.get(one.at, UNSEEN).device
-        slow = self._slow[one.at] = _SlowLook(answer, device, device or self._mounts.device_of(one.at))
+        slow = self._slow[one.at] = _SlowLook(answer, self._seen.get(one.at, UNSEEN).device)
         timer = None
         if (seconds := one.began + ANSWER_SECONDS - monotonic()) > 0:
             timer = asyncio.get_running_loop().call_later(seconds, self._is_late, one.at, slow)
@@ -224,29 +209,13 @@ class ManyFolders:
         self._changed()
 
     def _may_answer(self, folder: Path) -> bool:
-        return folder not in self._slow and not self._in_the_way(folder, self._slow)
-
-    def _in_the_way(self, folder: Path, looks: Mapping[Path, _SlowLook]) -> list[Path]:
-        """The folders because of whose looks this one is not looked at."""
-        if not looks:
-            return []
-        if device := self._seen.get(folder, UNSEEN).device:
-            of_it = [one for one, look in looks.items() if look.device == device]
-            return of_it if len(of_it) >= SLOW_OF_ONE_VOLUME else []
-        if volume := self._mounts.device_of(folder):
-            of_it = [one for one, look in looks.items() if look.volume == volume]
-            if len(of_it) >= SLOW_OF_ONE_VOLUME:
-                return of_it
-        wanted = [one for one in looks if one in self._wanted]
-        if len(wanted) >= MAX_SLOW:
-            return wanted
-        return [*looks] if len(looks) >= MAX_THREADS else []
-
-    def _left_out_for(self, folder: Path) -> list[Path]:
-        """The folders that do not answer, if nothing is known of this one because of them."""
-        if folder in self._slow or folder not in self._wanted or self.stamps.get(folder, MISSING) != MISSING:
-            return []
-        return self._in_the_way(folder, {one: look for one, look in self._slow.items() if look.silent})
+        if folder in self._slow:
+            return False
+        seen = self._seen.get(folder)
+        if seen is None or not seen.device:  # it may be on any volume
+            slow = sum(one in self._wanted for one in self._slow)
+            return slow < MAX_SLOW and len(self._slow) < MAX_THREADS
+        return sum(look.device == seen.device for look in self._slow.values()) < SLOW_OF_ONE_VOLUME
 
     def _answers(self, one: "_Round", timer: asyncio.TimerHandle | None, answer: asyncio.Task[None]) -> None:
         look = self._slow.pop(one.at)
@@ -314,9 +283,4 @@ def _silent(folder: Path) -> Problem:
 
 def _problem(folder: Path) -> Problem:
     what = "does not answer; what was last read from it stays in use"
-    return Problem(ManifestPosition(str(folder), 1, 1), what)
-
-
-def _left_out(folder: Path, other: Path) -> Problem:
-    what = f"is not looked at while others, such as {other}, do not answer"
     return Problem(ManifestPosition(str(folder), 1, 1), what)
