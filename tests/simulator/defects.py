@@ -91,7 +91,7 @@ DEFECTS = (
         "has_work",
         "one.in_engine and (one.request",
         "(one.request",
-        seed=107,
+        seed=112,
     ),
     Defect(
         "a leader that makes its Lease anew keeps a term that its peers are past",
@@ -107,7 +107,7 @@ DEFECTS = (
         "Placer._cannot_be_loaded",
         "return state.adapters.is_replaced(request.digest, request.adapter, request.group)",
         "return False",
-        seed=86,
+        seed=97,
     ),
     Defect(
         "a stream of a replaced revision is refused where another runner holds that",
