@@ -261,6 +261,16 @@ def test_what_the_platform_wants_resident_leaves_last() -> None:
     assert evictions(told, listing, contents(1, 2)) == [digest(1), digest(2)]
 
 
+@pytest.mark.parametrize("limits", [CacheLimits(2), CacheLimits(99, 20)])
+def test_what_the_platform_wants_resident_leaves_room_for_what_a_request_has_brought(limits: CacheLimits) -> None:
+    told = Told(limits)
+    told.tell(told.policy.pin, frozenset(map(digest, (1, 2, 4))))
+    told.tell(told.policy.use, digest(3))
+    *_, listing = told.hold(4)
+    gone = evictions(told, listing, contents(1, 2, 3, 4))
+    assert gone == [digest(1), digest(2)], "the request for 3 is still to come: 4 and 3 stay"
+
+
 def test_what_is_expected_or_ordered_or_used_stays() -> None:
     told, listing = full_of(1, 2, 3, 4)
     told.users[digest(1)] = 1

@@ -439,6 +439,27 @@ def test_pins_follow_min_replicas_up_and_down_while_the_adapter_is_resident():
     assert pins(driver) == []
 
 
+def test_one_slot_of_a_runner_is_left_to_adapters_that_nobody_pins():
+    bytes_of = {"pirate": PIRATE, "poet": POET, "bard": Digest("sha256:" + "c" * 64)}
+    driver = ready()
+    for name in ("r0", "r1"):
+        driver.attach(name, adapter_slots=2)
+    driver.state(*(adapter(name, min_replicas=1) for name in bytes_of))
+    loads = []
+    for (name, digest), checked_on in zip(bytes_of.items(), ("r0", "r1", "r0"), strict=True):
+        driver.certify(name, digest, instance=checked_on)
+        orders = driver.of(effects.EnsureAdapter)
+        loads += [(one.instance, one.ref.name) for one in orders if one.stage is AdapterStage.DEVICE]
+    assert loads == [("r0", "pirate"), ("r1", "poet")], "each request for another would evict the third"
+    driver.report("r0", resident=resident(PIRATE))
+    driver.report("r1", resident=resident(POET))
+    driver.state(*(adapter(name, min_replicas=name != "poet") for name in bytes_of))
+    assert pins(driver) == [("r1", (bytes_of["bard"],))]
+    driver.attach("r2", adapter_slots=1)
+    driver.state(*(adapter(name, min_replicas=1) for name in bytes_of))
+    assert pins(driver) == [("r1", (POET,)), ("r2", (bytes_of["bard"],))], "one slot keeps what no request evicts"
+
+
 def test_a_request_pins_nothing_on_the_runner_that_it_runs_on():
     driver = ready()
     for name in ("r0", "r1"):

@@ -487,7 +487,8 @@ class Adapters:
     # ----------------------------------------------------------------------------------------------------- replicas
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[PinAdapters | EnsureAdapter]:
-        """Pin adapters on as many runners as their `minReplicas`, and load them there."""
+        """Pin adapters on as many runners as their `minReplicas`, and load them there. One slot of a runner is left to
+        adapters that are not pinned: else each request for one of these evicts a pinned one, which comes back."""
         groups: dict[GroupName, list[Runner]] = {}
         for runner in runners:
             if runner.takes_work:
@@ -499,7 +500,11 @@ class Adapters:
             spec = adapter.spec
             if (serving := self.usable(adapter)) is None:
                 continue
-            able = [one for one in groups.get(spec.group, ()) if one.serves(serving.key.base)]
+            able = [
+                one
+                for one in groups.get(spec.group, ())
+                if one.serves(serving.key.base) and _may_pin(one, serving.digest, pinned.get(one.instance, ()))
+            ]
             for holder in self._to_hold(spec, serving.digest, able, now):
                 pinned.setdefault(holder.instance, set()).add(serving.digest)
                 if self._lacks(holder, spec, serving.digest, now):
@@ -758,6 +763,10 @@ class Adapters:
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
         self._retired_of.setdefault(spec.ref.object, {})[revision.digest] = None
+
+
+def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool:
+    return digest in pinned or len(pinned) < max(1, runner.capacity.adapter_slots - 1)
 
 
 def _is_wrong(failure: Failure) -> bool:

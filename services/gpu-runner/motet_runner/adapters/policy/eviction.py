@@ -2,7 +2,8 @@
 
 Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the
 others, those that few requests use go first, and of these the ones that were used longest ago. Adapters that the
-platform wants resident (`minReplicas`) go last.
+platform wants resident (`minReplicas`) go last, but never have all the room: else what a request brings would leave
+for them before it serves.
 """
 
 from collections.abc import Callable
@@ -192,14 +193,27 @@ class Eviction:
         are still there stay."""
         self._adapters = len(contents.by_last_use)
         self._bytes = contents.bytes + self._arrived
+        last = self._last_to_leave([one for one in contents.by_last_use if pinned(one.digest)], contents)
         self._candidates = sorted(
-            contents.by_last_use, key=lambda one: (pinned(one.digest), self.frequency.of(one.digest))
+            contents.by_last_use, key=lambda one: (one.digest in last, self.frequency.of(one.digest))
         )
         self._candidates.reverse()
         slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
         self._clearable = 0 if cleared else slabs + contents.partial
         of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
         self._fixed = contents.unfinished + contents.partial * cleared + of_used
+
+    def _last_to_leave(self, pinned: list[Cached], contents: CacheContents) -> set[Digest]:
+        """Those that were used last of the pinned adapters. Beside them there is room for any other."""
+        places = self.limits.adapters - 1
+        room = self._limit - max((one.bytes for one in contents.by_last_use), default=0)
+        last: set[Digest] = set()
+        for one in reversed(pinned):
+            room -= one.bytes
+            if room < 0 or len(last) == places:
+                break
+            last.add(one.digest)
+        return last
 
     def to_clear(self) -> int:
         """How many bytes of slabs and of interrupted fetches must leave for the fetches that can run together."""
