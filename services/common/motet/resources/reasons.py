@@ -61,7 +61,8 @@ _EVALUATION_FAILED = {
 }
 _LOADING = {
     "Loading": "The adapter is in the device memory of fewer runners than `spec.placement.minReplicas` asks for. More "
-    "runners are loading it.",
+    "runners load it, each if it has a slot: the last of several stays for adapters without `minReplicas`. If it stays "
+    "so, raise the pool's replicas or `engine.maxResidentAdapters`.",
     "NoCapacity": "The pool has fewer ready runners than `spec.placement.minReplicas` asks for; the ready ones serve "
     "the adapter. Raise the pool's replicas, or lower `spec.placement.minReplicas`.",
     "NotGranted": "`spec.placement.minReplicas` asks for more than the pool's `pinnedReplicas` (`spec.tenants`) grants "
