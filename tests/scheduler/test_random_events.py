@@ -43,9 +43,16 @@ class Running:
         self.parked = False
 
 
+def lacks_a_slot_alone(request, runner, config):
+    """Also after what was placed there."""
+    pages = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest)).room
+    room = pages <= runner.free_for(request.digest) and runner.sequences < runner.max_sequences
+    return room and not runner.slot_for(request.digest)
+
+
 class Driver(SchedulerDriver):
     """Checks after each scan that runners are reserved for the overdue requests that only lack room, and that each
-    takes only more urgent ones as long as it stays reserved."""
+    takes only more urgent ones as long as it stays reserved, or what leaves room for one that lacks a slot alone."""
 
     def send(self, event):
         queue = self.scheduler.queues.setdefault(GROUP, Queue(self.scheduler.config))
@@ -63,7 +70,9 @@ class Driver(SchedulerDriver):
                 overdue = before.get(runner)
                 if overdue is not None and queue.reserved.get(runner) is overdue:
                     placed = self.scheduler.requests[effect.request]
-                    assert placed.request_class < overdue.request_class, "placed where a runner is reserved"
+                    assert placed.request_class < overdue.request_class or lacks_a_slot_alone(
+                        overdue, runner, self.scheduler.config
+                    ), "placed where a runner is reserved"
         return decided
 
     def check_reserved_runners(self, queue):

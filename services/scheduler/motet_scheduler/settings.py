@@ -30,8 +30,9 @@ class Settings(BaseSettings):
 
     max_passed_over: int = Field(64, ge=1)
     """How many later or less urgent requests may be placed before one that does not fit yet. After that one
-    runner is reserved for it: nothing of its class, and nothing less urgent, is placed there before it. Smaller values
-    leave memory unused, larger ones let long requests wait longer."""
+    runner is reserved for it: nothing of its class, and nothing less urgent, is placed there before it. If it lacks an
+    adapter slot alone, requests that need no other slot still take what it leaves. Smaller values leave memory unused,
+    larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)
     """When a runner has room, how many tenants' first requests are looked at, for each class, of those that wait for

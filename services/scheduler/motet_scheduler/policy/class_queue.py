@@ -181,15 +181,21 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, free: int, examined: int, *, above: int = 0, highest: float = inf) -> list[Head]:
+    def that_fit(
+        self,
+        runner: Runner,
+        free: int,
+        examined: int,
+        *,
+        above: int = 0,
+        highest: float = inf,
+        leaving: Digest | None = None,
+    ) -> list[Head]:
         """Those that wait for room on this runner, and fit there: few of those that wait for the same
         (`Waiting.that_fit`)."""
-        waiting = self.waiting
-        if len(waiting) == 1 and runner.base.digest in waiting:  # mostly
-            return waiting[runner.base.digest].that_fit(runner, free, examined, above=above, highest=highest)
         found: list[Head] = []
-        for runners_of in self._names_for(runner):
-            found += waiting[runners_of].that_fit(runner, free, examined, above=above, highest=highest)
+        for one in self._names_for(runner):
+            found += self.waiting[one].that_fit(runner, free, examined, above=above, highest=highest, leaving=leaving)
         return found
 
     def firsts(self) -> Iterator[Head]:

@@ -93,16 +93,15 @@ class Placer:
     def _nearest(self, request: Request, queue: Queue, taken: Collection[Runner]) -> Runner | None:
         """The runner where an overdue request lacks least. In the next scan that may be another one."""
         state = self._state
-        for before, overdue in queue.reserved.items():
-            if overdue is request and before.takes_work and not request.avoids(before.instance, state.now):
-                able = state.runners_for(request, [*{before: None} | queue.freed])  # elsewhere it lacks more than there
-                if before in able and before not in taken:
-                    break
-        else:
+        before = next((runner for runner, overdue in queue.reserved.items() if overdue is request), None)
+        able: Sequence[Runner] = ()
+        if before is not None and before.takes_work and not request.avoids(before.instance, state.now):
+            able = state.runners_for(request, [*{before: None} | queue.freed])  # elsewhere it lacks more than there
+        if before not in able or before in taken:
             able = state.runners_for(request)
         if taken:
             able = [runner for runner in able if runner not in taken]
-        return nearest(request, able, state.config, state.now)
+        return nearest(request, able, state.config, state.now, before=before)
 
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:
         """Place a request on one of these runners, or refuse it. None: it still waits."""
@@ -113,7 +112,7 @@ class Placer:
         near, kept = state.families.near(request), queue.kept_from(request)
         needs = request.page_needs if runners else state.page_needs(request)
         able = state.runners_for(request, runners or queue.with_room(needs, kept))
-        reserved = queue.reserved_from(request) if not runners else ()
+        reserved = queue.reserved_from(request)
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved, kept=kept)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):

@@ -9,8 +9,9 @@ head, is tried.
 
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
-less urgent is placed before it. What has its turn before it and what is more urgent does not count, nor does what is
-placed where it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
+less urgent is placed before it, but for what takes nothing that it needs while it lacks an adapter slot alone
+(`reservations.py`). What has its turn before it and what is more urgent does not count, nor does what is placed where
+it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
 `maxReplicas` allows no more, those that have its adapter. When one of these has room again, the first that need no
@@ -40,6 +41,7 @@ from motet_scheduler.policy.departures import Departures
 from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.reservations import left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
@@ -64,6 +66,7 @@ Place = Callable[[Request, list[Runner]], Outcome | None]
 
 class Queue:
     def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
         self.class_queues = {one: ClassQueue(config.max_passed_over, config.output_token_cost) for one in RequestClass}
         self._turns = ClassTurns({RequestClass.STANDARD: config.standard_floor, RequestClass.BATCH: config.batch_floor})
         self.early: RequestClass | None = None
@@ -270,11 +273,14 @@ class Queue:
         """The runners that this request has to leave to overdue ones."""
         if not self.reserved:
             return ()
-        return [
-            runner
-            for runner, overdue in self.reserved.items()
-            if request is not overdue and request.request_class >= overdue.request_class
-        ]
+        return [runner for runner, overdue in self.reserved.items() if self._leaves(request, runner, overdue)]
+
+    def _leaves(self, request: Request, runner: Runner, overdue: Request) -> bool:
+        """Whether it has to leave this runner to the overdue one."""
+        if request is overdue or request.request_class < overdue.request_class:
+            return False
+        left = left_on(runner, overdue, self._config)
+        return left is None or not left.allows(request, runner, self._config)
 
     def try_in_order(self, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
         """Have the requests placed that may fit now, the most urgent first, on the runners that have room; untried
@@ -338,7 +344,7 @@ class Queue:
                     self._behind_from = behind
 
     def _rooms(self, request_class: RequestClass) -> dict[Runner, Room]:
-        """Of the runners that may have room, but for those that this class leaves to overdue requests."""
+        """Of the runners that may have room, but for what this class leaves to overdue requests."""
         if self._with_room is None:
             self.look_at_headroom()
             self.freed.update(dict.fromkeys(self.rooms.take_grown()))
@@ -350,7 +356,10 @@ class Queue:
             if runner in found and request_class >= overdue.request_class:
                 if found is self._with_room:
                     found = dict(found)
-                del found[runner]
+                if (left := left_on(runner, overdue, self._config)) is not None:
+                    found[runner] = left.of(found[runner])
+                else:
+                    del found[runner]
         return found
 
     def _others_may_fit(self, request_class: RequestClass) -> bool:
@@ -396,12 +405,12 @@ class Queue:
                 sources += bool(first)
             for runner, room in rooms.items():
                 for above, most in ((0, room.whole),) if is_open else room.for_others(lacking=lacking):
-                    if fit := class_queue.that_fit(runner, most, examined, above=above):
+                    if fit := class_queue.that_fit(runner, most, examined, above=above, leaving=room.leaving):
                         found += fit
                         sources += 1
                 if highest is None or is_open or not (room.keeps or lacking):
                     continue
-                if fit := class_queue.that_fit(runner, room.whole, examined, highest=highest):
+                if fit := class_queue.that_fit(runner, room.whole, examined, highest=highest, leaving=room.leaving):
                     found += fit
                     sources += 1
         return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind

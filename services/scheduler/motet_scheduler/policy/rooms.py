@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import count, islice
 from typing import NamedTuple
 
+from motet.domain import Digest
 from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
@@ -23,6 +24,8 @@ class Room(NamedTuple):
     """At most, if it leaves them."""
     above: int
     """More than this, if it never leaves them: then it may have all. Not less than `whole`: none is so large."""
+    leaving: Digest | None = None
+    """Of those that need this adapter none may run there. None: all may."""
 
     @property
     def keeps(self) -> bool:

@@ -172,9 +172,13 @@ def obstacle_on(
     return Obstacle(kind or OTHERS_FIRST)
 
 
-def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
-    """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none."""
-    best: tuple[bool, bool, int, str] | None = None
+def nearest(
+    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, before: Runner | None = None
+) -> Runner | None:
+    """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none. `before`
+    is the one that has been reserved for it. It stays so while no other lacks less: what it lacks there becomes less,
+    but not where others take what is more than it needs."""
+    best: tuple[bool, int, int, bool, int, str] | None = None
     found: Runner | None = None
     need = None
     for runner in runners:
@@ -186,10 +190,13 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
             need = request.requirement_on(capacity, config, adapter_pages)
         if need.never:
             continue
+        spare = runner.free_for(request.digest) - need.room
         rank = (
             not runner.parked,
-            runner.slot_for(request.digest),
-            runner.free_for(request.digest) - need.room,
+            -runner.until_slot(request.digest),
+            min(0, spare),
+            runner is before,
+            spare,
             runner.instance,
         )
         if best is None or rank > best:

@@ -212,6 +212,16 @@ class Runner:
             return True
         return len(self._live_digests) < self.capacity.adapter_slots
 
+    @property
+    def least_used_adapter(self) -> Digest:
+        """Of those that running requests use, the one that the fewest do. `BASE`: none does."""
+        used = self._live_digests
+        return min(used, key=lambda one: (used[one], one), default=BASE)
+
+    def until_slot(self, digest: Digest) -> int:
+        """How many sequences have to end until an adapter may have a slot."""
+        return 0 if self.slot_for(digest) else self._live_digests.get(self.least_used_adapter, 0)
+
     def adapter_pages(self, digest: Digest) -> int:
         """How many pages an adapter takes from KV while requests use it."""
         if digest == BASE or not self.capacity.adapter_rank_bytes:

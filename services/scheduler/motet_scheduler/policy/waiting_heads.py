@@ -125,10 +125,20 @@ class Waiting:
         """Those that some runner could hold: once for each capacity."""
         return chain.from_iterable(self.by_adapter.get((digest, capacity), ()) for capacity in self._by_size)
 
-    def that_fit(self, runner: Runner, free: int, examined: int, *, above: int = 0, highest: float = inf) -> list[Head]:
+    def that_fit(
+        self,
+        runner: Runner,
+        free: int,
+        examined: int,
+        *,
+        above: int = 0,
+        highest: float = inf,
+        leaving: Digest | None = None,
+    ) -> list[Head]:
         """The first `examined` of those that need more than `above` pages of a runner and at most `free`, whose adapter
-        may be used there, and whose tenants have at most the counter `highest`; of more than `MAX_FEW`, as many for
-        each such adapter. All of these fit there, or all that do are among them: nobody who does not fit hides one."""
+        may be used there (not `leaving`), and whose tenants have at most the counter `highest`; of more than `MAX_FEW`,
+        as many for each such adapter. All of these fit there, or all that do are among them: nobody who does not fit
+        hides one."""
         capacity = id(runner.capacity)
         by_size = self._by_size.get(capacity)
         if not by_size or by_size[0][0] > free:  # mostly
@@ -138,6 +148,8 @@ class Waiting:
         else:
             few = between(above, free, by_size, max(examined, MAX_FEW))
         only, running = runner.only_adapters, runner.adapters_running
+        if only is not None and leaving is not None:
+            only = running = [one for one in only if one != leaving]
         if few is not None:  # mostly
             if only is not None:
                 few = [one for one in few if one[4] in only or one[4] == BASE]

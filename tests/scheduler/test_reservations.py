@@ -1,0 +1,126 @@
+"""A runner that is reserved for an overdue request which lacks an adapter slot alone still works for others."""
+
+from random import Random
+
+import pytest
+
+from motet.domain import BASE, Digest, RequestId
+from motet_scheduler.policy import effects
+from tests.scheduler.builders import PIRATE, POET, adapter, ready, reserved
+
+BARD = Digest("sha256:" + "c" * 64)
+NAMES = {BASE: "", PIRATE: "default/pirate", POET: "default/poet", BARD: "default/bard"}
+RESERVED = "a runner is reserved for a request that has waited for longer"
+
+
+def ready_with(*runners, slots=1, **capacity):
+    """After two others have passed it, a request is overdue."""
+    driver = ready(max_passed_over=2, headroom_one_in=0)
+    for name in runners:
+        driver.attach(name, **({"max_sequences": 16, "adapter_slots": slots} | capacity))
+    driver.state(*(adapter(name.partition("/")[2]) for name in NAMES.values() if name))
+    digests = {name: digest for digest, name in NAMES.items()}
+    for instance, name, _ in list(driver.orders):
+        driver.certify(name.name, digests[str(name)], instance=instance)
+    return driver
+
+
+def ask(driver, name, digest=BASE, *, pages=2, **how):
+    """Each request is of a tenant of its own. Returns where it runs."""
+    driver.enqueue(name, tenant=name, digest=digest, adapter=NAMES[digest], prompt=1, max_tokens=16 * pages - 1, **how)
+    return driver.where(name)
+
+
+def overdue(driver, digest, **how):
+    """A request that lacks a slot, and has been passed twice."""
+    assert ask(driver, "overdue", digest, **how) == ""
+    for n in range(2):
+        assert ask(driver, f"passes{n}") != ""
+
+
+def test_while_it_lacks_a_slot_alone_requests_of_the_base_model_go_on():
+    driver = ready_with("r0")
+    ask(driver, "pirate", PIRATE)
+    overdue(driver, POET)
+    for n in range(40):
+        assert ask(driver, f"base{n}") == "r0"
+        assert reserved(driver) == {"r0": "overdue"}
+        driver.finish(f"base{n - 1}" if n else "passes0")
+    driver.finish("pirate")
+    assert driver.where("overdue") == "r0"
+
+
+def test_those_that_waited_go_on_when_one_ends():
+    driver = ready_with("r0", max_sequences=4)
+    ask(driver, "pirate", PIRATE)
+    overdue(driver, POET)
+    assert ask(driver, "waits") == "", "the last place is for the overdue one"
+    driver.finish("passes0")
+    assert driver.where("waits") == "r0"
+
+
+@pytest.mark.parametrize(("pages", "where"), [(46, "r0"), (47, "")])
+def test_the_pages_that_it_needs_are_kept(pages, where):
+    driver = ready_with("r0")
+    ask(driver, "pirate", PIRATE)
+    overdue(driver, POET, pages=48)
+    assert ask(driver, "base", pages=pages) == where
+
+
+def test_those_of_adapters_that_run_there_go_on_but_for_the_one_that_leaves_first():
+    driver = ready_with("r0", slots=2)
+    for name, digest in (("pirate", PIRATE), ("poet0", POET), ("poet1", POET)):
+        ask(driver, name, digest)
+    overdue(driver, BARD)
+    assert ask(driver, "poet2", POET) == "r0"
+    assert ask(driver, "second pirate", PIRATE) == ""
+    (position,) = driver.of(effects.SendPosition)
+    assert position.why == RESERVED
+    driver.finish("pirate")
+    assert driver.where("overdue") == "r0"
+
+
+def test_one_that_may_not_pass_hides_no_other_one_that_may():
+    driver = ready_with("r0", slots=2, max_sequences=6, pages=16)
+    for name, digest in (("pirate", PIRATE), ("poet0", POET), ("poet1", POET)):
+        ask(driver, name, digest)
+    overdue(driver, BARD)
+    for n in range(40):
+        ask(driver, f"pirate{n}", PIRATE)
+    assert ask(driver, "poet2", POET) == "", "no place is left but that of the overdue one"
+    driver.finish("passes0")
+    assert driver.where("poet2") == "r0"
+
+
+def test_it_stays_reserved_where_it_lacks_a_slot_alone_though_others_take_what_it_leaves():
+    """Else it would begin again elsewhere, each time that more pages are free there."""
+    driver = ready_with("r0", "r1")
+    for name in ("r0", "r1"):
+        assert ask(driver, f"pirate on {name}", PIRATE, pages=30) != ""
+        ask(driver, f"base on {name}", pages=60)
+    overdue(driver, POET)
+    (instance,) = reserved(driver)
+    other = "r1" if instance == "r0" else "r0"
+    driver.finish(f"base on {other}" if driver.where(f"base on {other}") == other else f"base on {instance}")
+    assert reserved(driver) == {instance: "overdue"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_however_many_others_come_the_overdue_one_has_a_place_when_each_that_runs_has_ended(seed):
+    """There is always one more for each adapter. Each time that all that run have ended, fewer of the least used adapter
+    run, until its slot is free."""
+    drawn, driver = Random(seed), ready_with("r0", slots=2, max_sequences=8)
+    numbers = iter(range(10_000))
+    for digest in (PIRATE, PIRATE, POET, POET, POET):
+        ask(driver, f"{next(numbers)}", digest)
+    overdue(driver, BARD)
+    for _ in range(4):
+        running = [request.id for request in driver.scheduler.requests.values() if not request.waiting]
+        drawn.shuffle(running)
+        for one in running:
+            for digest in drawn.sample((BASE, PIRATE, POET), 3):
+                ask(driver, f"{next(numbers)}", digest)
+            driver.finish(one, driver.scheduler.requests[RequestId(one)].epoch)
+        if driver.where("overdue"):
+            return
+    raise AssertionError("it waits for ever")
