@@ -222,6 +222,29 @@ def test_those_given_least_whose_adapter_has_no_slot_hide_nobody(runs_on):
     assert driver.where("t4") == "r0"
 
 
+def test_all_of_those_given_least_are_tried_however_often_others_are_for_a_moment():
+    """Each event tries two of them. Before the next one, a more urgent request comes and ends."""
+    driver = ready(headroom_one_in=4, tenants_examined=2)
+    driver.attach("r1", pages=2, max_sequences=4)
+    driver.state(adapter("pirate"), adapter("poet"))
+    driver.certify("poet", POET, instance="r1")
+    urgent = {"tenant": "a", "prompt": 1, "max_tokens": 2 * 16 - 1, "request_class": RequestClass.INTERACTIVE}
+    driver.enqueue("a", **urgent)
+    live = tuple(entry(f"x{n}", 10, digest=PIRATE) for n in range(5))
+    driver.attach("r0", pages=60, max_sequences=8, adapter_slots=1, live=live)
+    for n in range(9):
+        how = {"digest": POET, "adapter": "default/poet"} if n < 8 else {}
+        driver.enqueue(f"t{n}", tenant=f"t{n}", prompt=1, max_tokens=8 * 16 - 1, **how)
+    assert (driver.where("a"), driver.where("t8")) == ("r1", "")
+    for _ in range(10):
+        driver.finish("a")
+        if driver.where("t8"):
+            break
+        driver.enqueue("a", **urgent)
+        assert driver.where("a") == "r1"
+    assert driver.where("t8") == "r0"
+
+
 def test_one_event_looks_at_few_of_those_given_least():
     driver = ready(headroom_one_in=4, tenants_examined=2)
     driver.attach(

@@ -85,8 +85,11 @@ class Queue:
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self._behind = False
         """Whether those that were given least may have last places that others had before."""
-        self._behind_from: Head | None = None
-        """The last of these that was tried, while those behind it still have to be. None: none was."""
+        self._behind_from: dict[RequestClass, Head | None] = {}
+        """The last of these that was tried, while those behind it still have to be. None: all have to."""
+        self._once_more: set[RequestClass] = set()
+        """Classes of which all have to be tried once more behind these: for whom the last places are has changed
+        meanwhile. If the first were tried again at once, the last would never be while that changes often."""
         self._with_room: dict[Runner, Room] | None = None
         """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
@@ -228,7 +231,7 @@ class Queue:
         if not self._size:
             self.rooms.forget_grown()
         self.freed.clear()
-        self._behind = self._behind_from is not None
+        self._behind = self.headroom.standing().request_class in self._behind_from
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""
@@ -340,8 +343,19 @@ class Queue:
                 last, left, rooms = head, True, self._rooms(request_class)
                 break
             else:
-                if request_class is self.headroom.standing().request_class and not class_queue.untried_heads.of:
-                    self._behind_from = behind
+                standing = self.headroom.standing().request_class
+                if self._behind and request_class is standing and not class_queue.untried_heads.of:
+                    self._note_tried(request_class, behind)
+
+    def _note_tried(self, request_class: RequestClass, last: Head | None) -> None:
+        """Of this class, those given least were tried up to `last`. None: up to the end."""
+        if last is not None:
+            self._behind_from[request_class] = last
+        elif request_class in self._once_more:
+            self._once_more.remove(request_class)
+            self._behind_from[request_class] = None
+        else:
+            self._behind_from.pop(request_class, None)
 
     def _rooms(self, request_class: RequestClass) -> dict[Runner, Room]:
         """Of the runners that may have room, but for what this class leaves to overdue requests."""
@@ -377,9 +391,10 @@ class Queue:
         stood = self.headroom.stood
         if not self.headroom.look():
             return
-        self._behind_from = None
         if self.rooms.any_keeps:
-            self._behind = True
+            self._behind, one = True, self.headroom.stood.request_class
+            if one is not None and self._behind_from.get(one) is not None:
+                self._once_more.add(one)
             if self.headroom.opened_since(stood):  # however many they are: those that fit are found by what they need
                 self.freed.update(dict.fromkeys(self.rooms))
 
@@ -400,7 +415,8 @@ class Queue:
             highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
             is_open = highest == inf
             if self._behind and highest is not None and not is_open:
-                first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, self._behind_from)
+                after = self._behind_from.get(request_class)
+                first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, after)
                 found += first
                 sources += bool(first)
             for runner, room in rooms.items():
