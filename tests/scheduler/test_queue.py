@@ -6,6 +6,8 @@ import pytest
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
+from motet_scheduler.policy.class_queue import MAX_MOVED, MOVE_COSTS
+from motet_scheduler.policy.limit_changes import MAX_COST
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
 from motet_scheduler.policy.queue import Queue
@@ -402,22 +404,61 @@ def test_that_adapters_come_and_go_leaves_nothing():
     assert len(tried._passes) <= 2  # noqa: SLF001
 
 
-def test_that_a_limit_changes_costs_no_search_for_each(monkeypatch):
+def limited(waiting):
+    return sum(request.limited for request in waiting.by_name.values())
+
+
+def test_when_a_limit_changes_each_scan_moves_few_into_other_flows():
     waiting = WaitingRequests()
-    for n in range(60):
-        waiting.add(f"{n}", age=60 - n, tenant=f"t{n % 9}")
+    for n in range(900):
+        waiting.add(f"{n}", age=900 - n, tenant=f"t{n % 9}")
         waiting.by_name[f"{n}"].adapter = "default/pirate" if n % 2 else ""
     for request in waiting.queue.heads():
         waiting.queue.wait_for(request, "base", {0: (1, 0)})
-    replace_searches(monkeypatch, lambda _: lambda *_: pytest.fail("it was searched for"))
-    for limited in (True, False):
-        waiting.queue.limits_changed({"default/pirate"}, lambda _, limited=limited: limited)
-        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(18 if limited else 9)]
-        assert waiting.names() == [f"{n}" for n in range(60)]
-        assert all(request.waits_for is None for request in waiting.by_name.values())
-        (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
-        assert [request for *_, request in tried.untried_heads] == waiting.queue.heads()
-    waiting.queue.limits_changed({"default/other"}, lambda _: pytest.fail("nobody waits for it"))
+    changes = waiting.queue.limit_changes
+    for has_limit in (True, False):
+        waiting.queue.limits_changed({"default/pirate"}, lambda _, has_limit=has_limit: has_limit)
+        while changes.under_way:
+            before = limited(waiting)
+            changes.go_on()
+            assert abs(limited(waiting) - before) <= MAX_COST // MOVE_COSTS + MAX_MOVED
+        assert limited(waiting) == (450 if has_limit else 0)
+        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(18 if has_limit else 9)]
+        assert waiting.names() == [f"{n}" for n in range(900)]
+        tried = {request.id for request in waiting.by_name.values() if request.waits_for is not None}
+        assert tried == {f"{n}" for n in range(0, 9, 2)}, "the other heads have others before them now, or other runners"
+
+
+def test_those_that_come_and_go_while_a_limit_changes_are_where_they_belong():
+    """The limit changes again before all are moved, more often than that takes."""
+    waiting, drawn, names = WaitingRequests(), Random(0), iter(range(10_000))
+
+    def come(has_limit):
+        name = f"{next(names)}"
+        waiting.add(name, age=drawn.randrange(100), tenant=f"t{drawn.randrange(3)}")
+        request = waiting.by_name[name]
+        waiting.queue.remove(request)  # it was added without its adapter
+        request.adapter = drawn.choice(("", "default/pirate", "default/poet"))
+        request.limited = bool(request.adapter) and has_limit(request.adapter)
+        waiting.queue.add(request)
+
+    for _ in range(1000):
+        come(lambda _: False)
+    for step in range(60):
+        most = {"default/pirate": step % 2, "default/poet": step % 3}
+        waiting.queue.limits_changed(set(most), most.get)
+        waiting.queue.limit_changes.go_on()
+        for name in drawn.sample(sorted(waiting.by_name), 3):
+            waiting.queue.remove(waiting.by_name.pop(name))
+            come(most.get)
+    while waiting.queue.limit_changes.under_way:
+        waiting.queue.limit_changes.go_on()
+    for request in waiting.by_name.values():
+        assert bool(request.limited) is bool(most.get(request.adapter))
+    oldest = {}
+    for *_, request in sorted(waiting.queue.unordered()):
+        oldest.setdefault((request.tenant, request.adapter if request.limited else ""), request)
+    assert waiting.queue.heads() == sorted(oldest.values(), key=order_of)
 
 
 def test_a_decision_searches_few_lists(monkeypatch):

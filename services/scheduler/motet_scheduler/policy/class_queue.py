@@ -21,6 +21,11 @@ from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 MAX_FLOWS = 32
 """Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
 
+MAX_MOVED = 100
+"""Requests that are put into other flows at once."""
+
+MOVE_COSTS = 9
+
 OTHERS: Flow = ("", "", -1)
 
 
@@ -144,21 +149,37 @@ class ClassQueue:
                 self._unfile(request)
                 self.untried_heads.add(request)
 
-    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
-        """Puts all into their flows at once: ten thousand may wait, and to move each alone takes ten times as long."""
-        self._forget_heads()
-        for share in self.shares:
-            waiting = sorted(chain.from_iterable(share.flows.values()))
-            share.flows.clear()
-            for aged in waiting:
-                request = aged[-1]
-                if request.adapter in adapters:
-                    request.limited = has_limit(request.adapter)
-                request.waits_for = None
-                request.flow = flow_of(request, share)
-                share.flows.setdefault(request.flow, []).append(aged)
-            for flow in share.flows.values():
+    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> Iterator[int]:
+        """`maxReplicas` of these has changed: puts their requests into other flows. Yields after every few what that
+        has cost, if to look at one costs 1. Not those that come meanwhile: a tenant that sends faster than this is
+        read would have no end."""
+        for share in list(self.shares):
+            for flow in list(share.flows.values()):
+                begin, last = 0, flow[-1] if flow else None
+                while last is not None and (some := flow[begin : min(begin + MAX_MOVED, bisect_right(flow, last))]):
+                    concerned = [request for *_, request in some if request.adapter in adapters]
+                    for request in concerned:
+                        request.limited = has_limit(request.adapter)
+                    moved = [request for request in concerned if flow_of(request, share) != request.flow]
+                    if concerned and concerned[0] is flow[0][-1]:
+                        self.try_again(concerned[:1])  # other runners may take it
+                    if moved:
+                        self._change_flow(share, flow, slice(begin, begin + len(some)), moved)
+                    yield len(some) + MOVE_COSTS * len(moved)
+                    begin = bisect_right(flow, some[-1])
+
+    def _change_flow(self, share: Share, flow: list[Aged], where: slice, moved: Sequence[Request]) -> None:
+        """These leave this part of the flow for others."""
+        key, head, leaving = moved[0].flow, flow[0][-1], set(moved)
+        flow[where] = [aged for aged in flow[where] if aged[-1] not in leaving]
+        if head in leaving:
+            self._unfile(head)
+            if flow:
                 self.untried_heads.add(flow[0][-1])
+        if not flow:
+            del share.flows[key]
+        for request in moved:
+            self._join_flow(request, share)
 
     def try_all_again(self) -> None:
         heads = list(self._heads())

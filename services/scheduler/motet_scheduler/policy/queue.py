@@ -39,6 +39,7 @@ from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
 from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
+from motet_scheduler.policy.limit_changes import LimitChanges
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.reservations import left_on
@@ -74,6 +75,7 @@ class Queue:
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
         self._size = 0
+        self.limit_changes = LimitChanges(self.class_queues.values())
         self.departures = Departures()
         self.headroom = Headroom(
             config.headroom_one_in,
@@ -177,7 +179,7 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        if self.freed or self.untried or not self.overdue_are_considered:
+        if self.freed or self.untried or self.limit_changes.under_way or not self.overdue_are_considered:
             return True
         return self._size > 0 and (self.last_places_moved or bool(self.rooms.grown))
 
@@ -249,9 +251,7 @@ class Queue:
 
     def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
         """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
-        for class_queue in self.class_queues.values():
-            if any(request.adapter in adapters for *_, request in class_queue.unordered()):
-                class_queue.limits_changed(adapters, has_limit)
+        self.limit_changes.note(adapters, has_limit)
 
     def try_all_again(self) -> None:
         for class_queue in self.class_queues.values():
