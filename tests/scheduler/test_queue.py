@@ -1,4 +1,4 @@
-from itertools import islice
+from itertools import count, islice
 from random import Random
 
 import pytest
@@ -37,10 +37,11 @@ class WaitingRequests:
     def __init__(self, max_passed_over=3):
         self.queue = Queue(SchedulerConfig(max_passed_over=max_passed_over))
         self.by_name = {}
+        self._sequences = count()
         self.runner = Runner(RunnerIdentity(instance="r0", incarnation="1"), "", Capacity(pages=1), 1.0)
         self.runner.base = BaseModel(digest="base")
 
-    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1):
+    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1, adapter="", limited=False):
         request = Request(
             id=RequestId(name),
             gateway="g0",
@@ -52,7 +53,9 @@ class WaitingRequests:
             prompt_tokens=tokens,
             max_tokens=1,
             asked_at=100.0 - age,
-            sequence=len(self.by_name),
+            sequence=next(self._sequences),
+            adapter=adapter,
+            limited=limited,
         )
         self.by_name[name] = request
         self.queue.add(request)
@@ -411,8 +414,7 @@ def limited(waiting):
 def test_when_a_limit_changes_each_scan_moves_few_into_other_flows():
     waiting = WaitingRequests()
     for n in range(900):
-        waiting.add(f"{n}", age=900 - n, tenant=f"t{n % 9}")
-        waiting.by_name[f"{n}"].adapter = "default/pirate" if n % 2 else ""
+        waiting.add(f"{n}", age=900 - n, tenant=f"t{n % 9}", adapter="default/pirate" if n % 2 else "")
     for request in waiting.queue.heads():
         waiting.queue.wait_for(request, "base", {0: (1, 0)})
     changes = waiting.queue.limit_changes
@@ -434,16 +436,12 @@ def test_those_that_come_and_go_while_a_limit_changes_are_where_they_belong():
     waiting, drawn, names = WaitingRequests(), Random(0), iter(range(10_000))
 
     def come(has_limit):
-        name = f"{next(names)}"
-        waiting.add(name, age=drawn.randrange(100), tenant=f"t{drawn.randrange(3)}")
-        request = waiting.by_name[name]
-        waiting.queue.remove(request)  # it was added without its adapter
-        request.adapter = drawn.choice(("", "default/pirate", "default/poet"))
-        request.limited = bool(request.adapter) and has_limit(request.adapter)
-        waiting.queue.add(request)
+        adapter = drawn.choice(("", "default/pirate", "default/poet"))
+        how = {"age": drawn.randrange(100), "tenant": f"t{drawn.randrange(3)}", "adapter": adapter}
+        waiting.add(f"{next(names)}", limited=bool(has_limit(adapter)), **how)
 
     for _ in range(1000):
-        come(lambda _: False)
+        come({}.get)
     for step in range(60):
         most = {"default/pirate": step % 2, "default/poet": step % 3}
         waiting.queue.limits_changed(set(most), most.get)
