@@ -34,6 +34,7 @@ from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.dispatcher import MAX_LIVE_IN_MESSAGE
 from motet_scheduler import conversion
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.garbage import full_collections_put_off
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 
@@ -135,8 +136,9 @@ class Peers:
         )
 
 
+@full_collections_put_off()
 def longest_event(peers: Peers) -> float:
-    """Seconds."""
+    """Seconds. As in the service, no collection of all garbage comes by itself."""
     scheduler, longest = Scheduler(SchedulerConfig(), now=0.0, saved=CATALOG), 0.0
     said: list[tuple[str, bytes]] = [("", one.SerializeToString()) for one in peers.runners]
     for gateway in range(peers.gateways):

@@ -228,7 +228,13 @@ def test_all_of_those_given_least_are_tried_however_often_others_are_for_a_momen
     driver.attach("r1", pages=2, max_sequences=4)
     driver.state(adapter("pirate"), adapter("poet"))
     driver.certify("poet", POET, instance="r1")
-    urgent = {"tenant": "a", "prompt": 1, "max_tokens": 2 * 16 - 1, "request_class": RequestClass.INTERACTIVE}
+    urgent = {
+        "tenant": "a",
+        "prompt": 1,
+        "max_tokens": 2 * 16 - 1,
+        "request_class": RequestClass.INTERACTIVE,
+        "avoid": ("r0",),
+    }
     driver.enqueue("a", **urgent)
     live = tuple(entry(f"x{n}", 10, digest=PIRATE) for n in range(5))
     driver.attach("r0", pages=60, max_sequences=8, adapter_slots=1, live=live)

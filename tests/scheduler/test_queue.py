@@ -428,7 +428,9 @@ def test_when_a_limit_changes_each_scan_moves_few_into_other_flows():
         assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(18 if has_limit else 9)]
         assert waiting.names() == [f"{n}" for n in range(900)]
         tried = {request.id for request in waiting.by_name.values() if request.waits_for is not None}
-        assert tried == {f"{n}" for n in range(0, 9, 2)}, "the other heads have others before them now, or other runners"
+        assert tried == {f"{n}" for n in range(0, 9, 2)}, (
+            "the other heads have others before them now, or other runners"
+        )
 
 
 def test_those_that_come_and_go_while_a_limit_changes_are_where_they_belong():

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,8 @@ from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters import Adapters, Revision
+from motet_scheduler.policy.catalog import MAX_REPORTED, SavedAdapter, SavedCatalog
 from motet_scheduler.policy.runners import MAX_RESIDENT
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
@@ -67,6 +69,33 @@ def test_the_first_change_is_told_at_once_and_the_next_ones_together_after_the_p
         "a1": AdapterReadiness.COLD,
         "a2": AdapterReadiness.READY,
     }
+
+
+def test_of_many_adapters_each_event_tells_an_operator_of_some_and_all_are_told_once():
+    """Also those that have come to a runner meanwhile."""
+    many, at_once = 3 * MAX_REPORTED, 2 * MAX_REPORTED
+    spec = [adapter(f"a{n}") for n in range(many)]
+    served = [Revision(key=replace(one.revision, group=GROUP), digest=digest_of(one.ref.name)) for one in spec]
+    adapters = tuple(SavedAdapter(spec=one, serving=it) for one, it in zip(spec, served, strict=True))
+    driver = SchedulerDriver(saved=SavedCatalog(pools=(pool(),), adapters=adapters))
+    driver.attach(resident={digest_of("a0"): Tier.DEVICE})
+    told = [len(driver.of(effects.ReportAdapter))]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        told.append(len(driver.of(effects.ReportAdapter)))
+    assert sum(told) == many
+    driver.send(events.OperatorConnected())
+    heard = [one.ref.name for one in driver.of(effects.ReportAdapter)]
+    told.append(len(heard))
+    holding(driver, f"a{many - 1}")
+    while True:
+        heard += [one.ref.name for one in driver.of(effects.ReportAdapter)]
+        told.append(len(driver.of(effects.ReportAdapter)))
+        if not driver.scheduler.more_to_try:
+            break
+        driver.send(events.TryMore())
+    assert sorted(heard) == sorted(one.ref.name for one in spec)
+    assert max(told) <= at_once
 
 
 def test_other_changes_are_told_at_once_and_take_residency_with_them():

@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from math import inf
 
 from motet.domain import InstanceName, ObjectName
 from motet.runner_info import BatchCap
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Adapter, Revision
+from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.group_bases import GroupBase, Models
 from motet_scheduler.policy.runners import Runner, runner_report
@@ -29,6 +30,9 @@ from motet_scheduler.policy.values import (
 MAX_CHECK_PATIENCE = 4.0
 """How long a new operator is not told of all while checks are answered, in times of `forget_runner`: as long as it
 waits for that."""
+
+MAX_REPORTED = 200
+"""Adapters of which one event tells the operator. `TryMore` goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ class CatalogPublisher:
         """The others."""
         self._entries: dict[ObjectName, CatalogAdapter] = {}
         """The adapters of the catalog that was published last."""
+        self._to_report: dict[ObjectName, bool] = {}
+        """Adapters of which the operator may have to hear, and whether it has to in any case."""
         self._to_publish: dict[ObjectName, None] = {}
         """Adapters that may have changed since then. In order, as a set would differ from process to process."""
         self._residency_due = state.now
@@ -75,7 +81,8 @@ class CatalogPublisher:
         self._operator_since = self._state.now
         self._reported.clear()
         self._groups_changed()
-        self._report(self._state.adapters, again=True)
+        self._to_report = dict.fromkeys(self._state.adapters.by_name, True)
+        self._report_some(MAX_REPORTED)
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
@@ -103,13 +110,15 @@ class CatalogPublisher:
         """Tell a new operator of which groups nothing is left to report: the need of all pools is known, and all
         adapters are that a runner can tell of."""
         state, since = self._state, self._operator_since
-        if since is None or not self._unreported or not (state.may_place and state.catalog_known):
+        if since is None or not self._unreported or self._to_report or not (state.may_place and state.catalog_known):
             return
         complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
         if complete:
             self._reported |= complete
             self._unreported -= complete
-            self._report(one for one in state.adapters if one.last_report is None and one.spec.group in complete)
+            for adapter in state.adapters:
+                if adapter.last_report is None and adapter.spec.group in complete:
+                    self._to_report[adapter.spec.ref.object] = False
             self.tell_changes(at_once=True)  # with many runners there is always a change that waits
             state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
@@ -207,14 +216,19 @@ class CatalogPublisher:
 
     def tell_changes(self, *, at_once: bool = False) -> None:
         """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then,
-        unless all are told `at_once`. With many runners, adapters come and go all the time."""
+        unless all are told `at_once`. With many runners, adapters come and go all the time. Of many that have changed
+        together, each event tells the operator of some."""
         state = self._state
+        most = None if at_once else MAX_REPORTED
         if not state.catalog_changed:
             if not state.adapters.changed or (state.now < self._residency_due and not at_once):
+                self._report_some(most)
                 return
             self._residency_due = state.now + state.config.residency_pause
         changed = state.adapters.take_changed()
-        self._report(adapter for name in changed if (adapter := state.adapters.by_name.get(name)) is not None)
+        for name in changed:
+            self._to_report.setdefault(name, False)
+        self._report_some(most)
         self._to_publish |= changed
         # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
         if state.may_place and (state.catalog_known or state.pools) and not self._bases_awaited():
@@ -226,11 +240,20 @@ class CatalogPublisher:
             return False
         return any(not self._state.bases.known(group) for group in self._groups_that_miss_runners())
 
-    def _report(self, adapters: Iterable[Adapter], *, again: bool = False) -> None:
-        """Report those of which something has changed, or all if `again`. After a takeover, an adapter is not reported
-        before a runner has reported it, or could have: the operator keeps the last report until then."""
-        awaited = self._groups_that_miss_runners()
-        for adapter in adapters:
+    @property
+    def more_to_tell(self) -> bool:
+        return bool(self._to_report)
+
+    def _report_some(self, most: int | None) -> None:
+        """Report those of which something has changed. After a takeover, an adapter is not reported before a runner has
+        reported it, or could have: the operator keeps the last report until then. None: all."""
+        if not self._to_report:  # mostly, and each event asks
+            return
+        awaited, by_name = self._groups_that_miss_runners(), self._state.adapters.by_name
+        for name in list(islice(self._to_report, most)):
+            again, adapter = self._to_report.pop(name), by_name.get(name)
+            if adapter is None:
+                continue
             first = adapter.last_report is None and adapter.failure is None
             if first and adapter.serving is None:
                 continue

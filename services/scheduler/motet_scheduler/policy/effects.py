@@ -151,7 +151,7 @@ class TakeWork:
 # ------------------------------------------------------------------------------------------------- to operators, people
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class ReportAdapter:
     ref: AdapterRef
     serving: Digest

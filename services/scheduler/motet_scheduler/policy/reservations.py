@@ -41,4 +41,4 @@ def left_on(runner: Runner, overdue: Request, config: SchedulerConfig) -> Left |
         return None
     need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
     pages = runner.free_for(overdue.digest) - need.room
-    return Left(pages, runner.least_used_adapter()) if pages > 0 else None
+    return Left(pages, runner.least_used_adapter) if pages > 0 else None

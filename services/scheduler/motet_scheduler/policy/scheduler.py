@@ -133,6 +133,8 @@ class Scheduler:
         """Whether requests are left that should be tried or ended: doing all at once would delay everything else."""
         if self.lifecycle.more_to_end or self._cold_waits.more_to_end or self._quota_gate.more_to_let_in:
             return True
+        if self.publisher.more_to_tell:
+            return True
         return self.state.may_place and any(queue.changed for queue in self.queues.values())
 
     @property

@@ -160,7 +160,7 @@ class PoolSpec:
         return self.scaling is not ScalingMode.DISABLED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class RevisionKey:
     """What identifies a revision of an adapter. Other bytes, another source, another Secret, another volume, another
     group or another base model make a new revision."""
@@ -292,7 +292,7 @@ class SchedulerConfig:
     timelines: int = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class CatalogAdapter:
     ref: AdapterRef
     group: GroupName

@@ -149,7 +149,7 @@ class Waiting:
             few = between(above, free, by_size, max(examined, MAX_FEW))
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
-            only = running = [one for one in only if one != leaving]
+            only = running = {one: None for one in only if one != leaving}
         if few is not None:  # mostly
             if only is not None:
                 few = [one for one in few if one[4] in only or one[4] == BASE]
