@@ -107,8 +107,7 @@ def test_it_stays_reserved_where_it_lacks_a_slot_alone_though_others_take_what_i
 
 @pytest.mark.parametrize("seed", range(8))
 def test_however_many_others_come_the_overdue_one_has_a_place_when_each_that_runs_has_ended(seed):
-    """There is always one more for each adapter. Each time that all that run have ended, fewer of the least used adapter
-    run, until its slot is free."""
+    """One more always comes for each adapter that runs."""
     drawn, driver = Random(seed), ready_with("r0", slots=2, max_sequences=8)
     numbers = iter(range(10_000))
     for digest in (PIRATE, PIRATE, POET, POET, POET):
