@@ -149,6 +149,18 @@ def test_a_process_that_does_not_start_is_said_and_leaves_nothing(adapter, monke
     assert not children()
 
 
+def test_a_process_that_has_ended_before_it_is_told_anything_is_said(adapter, monkeypatch):
+    class Ended(subprocess.Popen[bytes]):
+        def __init__(self, *how, **more):
+            super().__init__(*how, **more)
+            self.wait()
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(AdapterFetchFailed, match="see the runner's log"):
+        CheckProcesses(LIMITS).check(adapter)
+
+
 @pytest.mark.parametrize(
     ("make", "bounds", "says"),
     [

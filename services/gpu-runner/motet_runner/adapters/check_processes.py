@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -154,5 +155,5 @@ def _read(process: subprocess.Popen[bytes], count: int) -> bytes:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Its fork ends with it."""
     process.kill()
-    with process:  # closes its pipes and waits for it
+    with suppress(OSError), process:  # closes its pipes, also one that it has not read to its end, and waits for it
         pass
