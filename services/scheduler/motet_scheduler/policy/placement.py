@@ -51,7 +51,8 @@ class Placer:
     def place_group(self, queue: Queue) -> None:
         """Place some of the requests that fit, and refuse few that no runner could ever hold. There may be thousands of
         both, and `TryMore` goes on."""
-        queue.limit_changes.go_on()
+        if queue.limit_changes.under_way:
+            queue.limit_changes.go_on()
         may_refuse = self._state.config.tenants_examined if self._state.may_place and queue.changed else 0
         while may_refuse and self._may_place:
             may_refuse = self._scan(queue, may_refuse)

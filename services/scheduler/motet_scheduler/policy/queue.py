@@ -75,7 +75,7 @@ class Queue:
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
         self._size = 0
-        self.limit_changes = LimitChanges(self.class_queues.values())
+        self.limit_changes = LimitChanges([*self.class_queues.values()])
         self.departures = Departures()
         self.headroom = Headroom(
             config.headroom_one_in,
@@ -205,7 +205,10 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        return any(class_queue.untried_heads.of for class_queue in self.class_queues.values())
+        for class_queue in self.class_queues.values():  # no `any`: it is asked with each event
+            if class_queue.untried_heads.of:
+                return True
+        return False
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -233,7 +236,7 @@ class Queue:
         if not self._size:
             self.rooms.forget_grown()
         self.freed.clear()
-        self._behind = self.headroom.standing().request_class in self._behind_from
+        self._behind = bool(self._behind_from) and self.headroom.standing().request_class in self._behind_from
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""

@@ -215,12 +215,12 @@ class Runner:
     @property
     def least_used_adapter(self) -> Digest:
         """Of those that running requests use, the one that the fewest do. `BASE`: none does."""
-        used = self._live_digests
-        return min(used, key=lambda one: (used[one], one), default=BASE)
+        least = min(self._live_digests.values(), default=0)
+        return min([one for one, used in self._live_digests.items() if used == least], default=BASE)
 
     def until_slot(self, digest: Digest) -> int:
         """How many sequences have to end until an adapter may have a slot."""
-        return 0 if self.slot_for(digest) else self._live_digests.get(self.least_used_adapter, 0)
+        return 0 if self.slot_for(digest) else min(self._live_digests.values(), default=0)
 
     def adapter_pages(self, digest: Digest) -> int:
         """How many pages an adapter takes from KV while requests use it."""
