@@ -205,10 +205,7 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        for class_queue in self.class_queues.values():  # no `any`: it is asked with each event
-            if class_queue.untried_heads.of:
-                return True
-        return False
+        return any(class_queue.untried_heads.of for class_queue in self.class_queues.values())
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
