@@ -343,8 +343,8 @@ class Queue:
                 last, left, rooms = head, True, self._rooms(request_class)
                 break
             else:
-                standing = self.headroom.standing().request_class
-                if self._behind and request_class is standing and not class_queue.untried_heads.of:
+                tried = self._behind and not class_queue.untried_heads.of
+                if tried and request_class is self.headroom.standing().request_class:
                     self._note_tried(request_class, behind)
 
     def _note_tried(self, request_class: RequestClass, last: Head | None) -> None:
