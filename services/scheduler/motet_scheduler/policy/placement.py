@@ -15,6 +15,7 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.reservations import left_on
 from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
@@ -103,7 +104,8 @@ class Placer:
             able = state.runners_for(request)
         if taken:
             able = [runner for runner in able if runner not in taken]
-        return nearest(request, able, state.config, state.now, before=before)
+        held = before if before is not None and left_on(before, request, state.config) is not None else None
+        return nearest(request, able, state.config, state.now, held=held)
 
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:
         """Place a request on one of these runners, or refuse it. None: it still waits."""

@@ -173,12 +173,12 @@ def obstacle_on(
 
 
 def nearest(
-    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, before: Runner | None = None
+    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, held: Runner | None = None
 ) -> Runner | None:
-    """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none. `before`
-    is the one that has been reserved for it. It stays so while no other lacks less: what it lacks there becomes less,
-    but not where others take what is more than it needs."""
-    best: tuple[bool, int, int, bool, int, str] | None = None
+    """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none. `held`
+    has been reserved for it and lacks a slot alone: it stays so, however many pages are free elsewhere, where the
+    adapter that leaves first may not have begun to."""
+    best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
     need = None
     for runner in runners:
@@ -190,13 +190,11 @@ def nearest(
             need = request.requirement_on(capacity, config, adapter_pages)
         if need.never:
             continue
-        spare = runner.free_for(request.digest) - need.room
         rank = (
             not runner.parked,
-            -runner.until_slot(request.digest),
-            min(0, spare),
-            runner is before,
-            spare,
+            runner.slot_for(request.digest),
+            runner is held,
+            runner.free_for(request.digest) - need.room,
             runner.instance,
         )
         if best is None or rank > best:

@@ -218,10 +218,6 @@ class Runner:
         least = min(self._live_digests.values(), default=0)
         return min([one for one, used in self._live_digests.items() if used == least], default=BASE)
 
-    def until_slot(self, digest: Digest) -> int:
-        """How many sequences have to end until an adapter may have a slot."""
-        return 0 if self.slot_for(digest) else min(self._live_digests.values(), default=0)
-
     def adapter_pages(self, digest: Digest) -> int:
         """How many pages an adapter takes from KV while requests use it."""
         if digest == BASE or not self.capacity.adapter_rank_bytes:
