@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from motet.domain import MAX_LORA_RANK
+from motet.errors import SetupError
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -77,12 +78,48 @@ def push(  # noqa: PLR0917 - typer calls it by name
     ],
     model: Model = None,
     namespace: Namespace = "default",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Send it to s3://BUCKET/PREFIX or oci://REGISTRY/REPOSITORY[:TAG], and print the manifest that serves it from there.",
+        ),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NS/]GROUP", help="With --to: the group of pools in the manifest. Default: that of the local stack."
+        ),
+    ] = None,
+    secret: Annotated[
+        str | None, typer.Option(metavar="SECRET", help="With --to: the Secret in the manifest, with which runners read it.")
+    ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check an adapter, copy it into the state directory, and serve it. A name that was pushed before gets a new
-    revision. Exit status 1: it is refused, or not served in time."""
+    revision. Exit status 1: it is refused, or not served in time.
+
+    With --to, send it elsewhere instead: credentials come from the environment. Exit status 2: it could not be sent."""
+    if to is not None:
+        from motet_cli.adapter_upload import upload
+
+        raise typer.Exit(
+            upload(
+                data_dir,
+                folder,
+                name=name,
+                namespace=namespace,
+                model=model,
+                to=to,
+                pool=pool,
+                secret=secret,
+                as_json=as_json,
+            )
+        )
+    if pool is not None or secret is not None:
+        raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
     from motet_cli.adapter_push import push as run
 
     raise typer.Exit(

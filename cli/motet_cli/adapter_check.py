@@ -9,7 +9,8 @@ import orjson
 import structlog
 import typer
 
-from motet.errors import SetupError
+from motet.digest import adapter_digest, adapter_files
+from motet.errors import AdapterError, SetupError
 from motet_cli.adapter_bases import Base, base_named, limits_of
 from motet_cli.folders import folder_named, readable
 from motet_cli.printer import Printer
@@ -74,8 +75,16 @@ def limits_for(base: Base) -> "EngineLimits | None":
         return limits_of(base.config, with_vllm=base.with_vllm)
 
 
-def print_check(document: dict[str, Any]) -> None:
-    printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
+def print_found(document: dict[str, Any], *, to_errors: bool = False) -> None:
+    """Also where nothing was checked."""
+    if document["served"] is None:
+        typer.echo(f"{document['model']} is not a folder of this machine, so only a runner checks the adapter.", err=True)
+    else:
+        print_check(document, to_errors=to_errors)
+
+
+def print_check(document: dict[str, Any], *, to_errors: bool = False) -> None:
+    printer = Printer(to_errors=to_errors, width_of_a_pipe=WIDTH_OF_A_PIPE)
     checked_for = f" ({document['dtype']}, ranks up to {document['max_lora_rank']})" if document["dtype"] else ""
     base = f"{document['model']}{checked_for}"
     if not document["served"]:
@@ -95,6 +104,20 @@ def print_check(document: dict[str, Any]) -> None:
             *(("warning", (warning, "yellow")) for warning in document["warnings"]),
         ],
     )
+
+
+def verdict_for(folder: Path, base: Base, limits: "EngineLimits | None") -> "AdapterVerdict":
+    """Without limits only names and sizes of the files are checked."""
+    from motet_runner.adapter_inspection import AdapterVerdict, folder_with_files, verdict_on
+
+    if limits is not None:
+        return verdict_on(folder, limits, max_bytes=base.max_bytes)
+    try:
+        folder = folder_with_files(folder, base.max_bytes)
+    except AdapterError as refusal:
+        return AdapterVerdict(refusal=refusal)
+    size = sum((folder / name).stat().st_size for name in adapter_files(folder))
+    return AdapterVerdict(digest=adapter_digest(folder), bytes=size)
 
 
 def verdict_document(

@@ -10,12 +10,11 @@ import orjson
 import typer
 
 from motet.clock import Clock, monotonic
-from motet.digest import adapter_digest, adapter_files
 from motet.domain import Digest, ObjectName
 from motet.errors import AdapterError, SetupError
 from motet.resources import LoRAAdapter, Manifest, ServingPool, read_file
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
-from motet_cli.adapter_check import adapter_folder_named, limits_for, print_check, verdict_document
+from motet_cli.adapter_check import adapter_folder_named, limits_for, print_found, verdict_document, verdict_for
 from motet_cli.folders import readable
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.printer import Printer
@@ -220,15 +219,11 @@ def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: Pus
 
 def _checked_copy(folder: Path, base: Base, limits: "EngineLimits | None", pushed: PushedAdapters) -> Json:
     """The result of the check. Files that are not refused are in their place afterwards."""
-    from motet_runner.adapter_inspection import AdapterVerdict, verdict_on
+    from motet_runner.adapter_inspection import AdapterVerdict
 
     try:
         with readable(folder), pushed.copied(folder, base.max_bytes) as copy:
-            if limits is not None:
-                verdict = verdict_on(copy, limits, max_bytes=base.max_bytes)
-            else:
-                size = sum((copy / name).stat().st_size for name in adapter_files(copy))
-                verdict = AdapterVerdict(digest=adapter_digest(copy), bytes=size)
+            verdict = verdict_for(copy, base, limits)
             if verdict.refusal is None:
                 pushed.keep(copy, Digest(verdict.digest))
     except AdapterError as refusal:
@@ -240,10 +235,8 @@ def _print(found: Json, pushed: Json | None, *, as_json: bool) -> None:
     if as_json:
         document = {"check": found, "pushed": pushed}
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
-    elif found["served"] is None:
-        typer.echo(f"{found['model']} is not a folder of this machine, so only a runner checks the adapter.", err=True)
     else:
-        print_check(found)
+        print_found(found)
 
 
 def _print_outcome(key: ObjectName, outcome: Outcome, pool: Manifest, stack: LocalStack) -> None:

@@ -22,3 +22,11 @@ class Settings(BaseSettings):
     api_key: str = Field("", repr=False)
     """The API key that `motet chat` sends to gateways that ask for one. There is no option for it, because every user
     of the machine can read the arguments of a command."""
+
+    registry_user: str = ""
+    """The user name with which `motet adapter push --to oci://…` sends an adapter to a registry. Empty: the one that
+    `docker login` has left in `~/.docker/config.json`."""
+
+    registry_password: str = Field("", repr=False)
+    """The password that belongs to MOTET_REGISTRY_USER. There is no option for either, because every user of the machine
+    can read the arguments of a command."""
