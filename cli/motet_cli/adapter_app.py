@@ -82,17 +82,20 @@ def push(  # noqa: PLR0917 - typer calls it by name
         str | None,
         typer.Option(
             metavar="URI",
-            help="Send it to s3://BUCKET/PREFIX or oci://REGISTRY/REPOSITORY[:TAG], and print the manifest that serves it from there.",
+            help="Send it to s3://BUCKET/PREFIX or oci://REGISTRY/REPOSITORY[:TAG], and print the manifest that "
+            "serves it from there.",
         ),
     ] = None,
     pool: Annotated[
         str | None,
         typer.Option(
-            metavar="[NS/]GROUP", help="With --to: the group of pools in the manifest. Default: that of the local stack."
+            metavar="[NS/]GROUP",
+            help="With --to: the group of pools in the manifest. Default: that of the local stack.",
         ),
     ] = None,
     secret: Annotated[
-        str | None, typer.Option(metavar="SECRET", help="With --to: the Secret in the manifest, with which runners read it.")
+        str | None,
+        typer.Option(metavar="SECRET", help="With --to: the Secret in the manifest, with which runners read it."),
     ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,

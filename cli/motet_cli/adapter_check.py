@@ -78,7 +78,9 @@ def limits_for(base: Base) -> "EngineLimits | None":
 def print_found(document: dict[str, Any], *, to_errors: bool = False) -> None:
     """Also where nothing was checked."""
     if document["served"] is None:
-        typer.echo(f"{document['model']} is not a folder of this machine, so only a runner checks the adapter.", err=True)
+        typer.echo(
+            f"{document['model']} is not a folder of this machine, so only a runner checks the adapter.", err=True
+        )
     else:
         print_check(document, to_errors=to_errors)
 

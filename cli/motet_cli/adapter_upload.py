@@ -26,7 +26,9 @@ from motet_cli.upload.destinations import destination_of
 
 DONE, REFUSED = 0, 1
 
-WITHOUT_A_STACK = "name the group of pools that serves it with --pool NAMESPACE/NAME, and the base's folder with --model."
+WITHOUT_A_STACK = (
+    "name the group of pools that serves it with --pool NAMESPACE/NAME, and the base's folder with --model."
+)
 
 
 def upload(

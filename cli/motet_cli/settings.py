@@ -28,5 +28,5 @@ class Settings(BaseSettings):
     `docker login` has left in `~/.docker/config.json`."""
 
     registry_password: str = Field("", repr=False)
-    """The password that belongs to MOTET_REGISTRY_USER. There is no option for either, because every user of the machine
-    can read the arguments of a command."""
+    """The password that belongs to MOTET_REGISTRY_USER. There is no option for either, because every user of the
+    machine can read the arguments of a command."""

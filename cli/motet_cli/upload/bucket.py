@@ -9,7 +9,7 @@ from urllib.parse import quote
 from motet.errors import SetupError
 from motet.sources import ACCESS_KEY, SESSION_TOKEN, STORE_ENDPOINT, STORE_REGION
 from motet_cli.upload.blobs import Blob, changed
-from motet_cli.upload.exchange import Answer, Peer, Exchange
+from motet_cli.upload.exchange import Answer, Exchange, Peer
 from motet_runner.sources.s3 import S3Uri, is_endpoint, root_of
 from motet_runner.sources.s3_refusals import OTHER_REGION_CODES, PASSING_CODES, REGION, code_of, region_of
 from motet_runner.sources.s3_signature import AccessKey, signed
@@ -155,7 +155,7 @@ class Bucket:
             case "NoSuchBucket" | "InvalidBucketName":
                 at = f", or {STORE_ENDPOINT}" if self._account.endpoint else ""
                 return SetupError(f"{says}: there is no bucket {self._uri.bucket}. Create it, or correct --to{at}.")
-            case "InvalidAccessKeyId" | "AuthorizationHeaderMalformed":
+            case "InvalidAccessKeyId" | "XAdminUserNotFound" | "AuthorizationHeaderMalformed":
                 return SetupError(f"{says}: it does not know {key}. Correct it.")
             case "SignatureDoesNotMatch":
                 return SetupError(f"{says}: {secret} does not belong to {key}. Correct it.")

@@ -66,8 +66,7 @@ class Exchange:
             trust = ssl.create_default_context(cafile=peer.ca_file or None)
         except OSError as error:
             raise SetupError(
-                f"{peer.ca_variable}: {peer.ca_file} is no file of authorities in PEM ({error}). "
-                "Correct it."
+                f"{peer.ca_variable}: {peer.ca_file} is no file of authorities in PEM ({error}). Correct it."
             ) from error
         if peer.ca_file:
             trust.load_default_certs()
@@ -117,8 +116,7 @@ class Exchange:
             raise self._failure(error, httpx2.URL(url).host) from None
         except (httpx2.InvalidURL, ValueError):
             raise SetupError(
-                f"{self._peer.name} leads to something that is not a URL. Correct "
-                f"{self._peer.address_from}."
+                f"{self._peer.name} leads to something that is not a URL. Correct {self._peer.address_from}."
             ) from None
 
     def _failure(self, error: httpx2.HTTPError, host: str) -> Exception:

@@ -10,7 +10,7 @@ import orjson
 from motet.errors import SetupError
 from motet_cli.upload.artifact import EMPTY, FILE_TYPE, manifest_of
 from motet_cli.upload.blobs import Blob, blob_of, changed
-from motet_cli.upload.exchange import Answer, Peer, Exchange
+from motet_cli.upload.exchange import Answer, Exchange, Peer
 from motet_cli.upload.registry_account import VARIABLES
 from motet_runner.sources.oci import OciUri
 from motet_runner.sources.oci_manifest import MANIFEST, shown

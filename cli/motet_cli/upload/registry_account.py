@@ -8,7 +8,7 @@ import orjson
 from motet.errors import SetupError
 from motet_runner.sources.docker_config import NoEntry, NoLogin, login_of
 
-USER, PASSWORD = "MOTET_REGISTRY_USER", "MOTET_REGISTRY_PASSWORD"  # noqa: S105 - names of variables
+USER, PASSWORD = "MOTET_REGISTRY_USER", "MOTET_REGISTRY_PASSWORD"
 VARIABLES = f"{USER} and {PASSWORD}"
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -35,7 +35,9 @@ def login_in(text: bytes, image: str, path: Path) -> tuple[str, str] | None:
     except orjson.JSONDecodeError:
         config = None
     if not isinstance(config, dict):
-        raise SetupError(f"{path} is no JSON object of at most {MAX_CONFIG_BYTES} bytes. Correct it, or set {VARIABLES}.")
+        raise SetupError(
+            f"{path} is no JSON object of at most {MAX_CONFIG_BYTES} bytes. Correct it, or set {VARIABLES}."
+        )
     registry = image.partition("/")[0]
     if config.get("auths"):
         try:
@@ -46,9 +48,7 @@ def login_in(text: bytes, image: str, path: Path) -> tuple[str, str] | None:
             if not _helper(config, registry):  # its entries are empty
                 raise SetupError(f"{path} {wrong}, or set {VARIABLES}.") from None
     if helper := _helper(config, registry):
-        raise SetupError(
-            f"{path} leaves {registry} to {helper}, and Motet asks no credential helper. Set {VARIABLES}."
-        )
+        raise SetupError(f"{path} leaves {registry} to {helper}, and Motet asks no credential helper. Set {VARIABLES}.")
     return None
 
 

@@ -1,108 +1,27 @@
 """Adapters from versitygw, an object store that others have written (`make kube` builds it)."""
 
-import asyncio
-import base64
 import hashlib
-import os
-import ssl
-import subprocess
-import zlib
-from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
-from testbed.cluster.certificates import ClusterAuthority
-from testbed.ports import free_port
-from tests.common.waiting import PATIENCE_S
 from tests.runner_service.sources.conftest import FetchSetup
 from tests.runner_service.sources.test_s3 import write_secret
 from tests.support.in_process_runner import write_adapter
-from tests.support.s3_server import signature
+from tests.support.real_store import KEY, REGION, SECRET, RealStore, real_store
 from tools.kube.binaries import find
 
 pytestmark = pytest.mark.needs(lambda: find("versitygw"), "versitygw (make kube)")
 
-KEY, SECRET, REGION = "AKIAREAL", "a secret/+=7", "eu-central-1"
-
-
-class RealStore:
-    def __init__(self, base: str, authority: Path) -> None:
-        self.base = base
-        self._client = httpx2.Client(verify=ssl.create_default_context(cafile=str(authority)), trust_env=False)
-
-    def put(self, path: str, body: bytes = b"") -> int:
-        return self._send(path, body, {"x-amz-content-sha256": hashlib.sha256(body).hexdigest()})
-
-    def put_as_the_cli(self, path: str, body: bytes) -> int:
-        """As the CLI of AWS uploads a file from version 2.23 on: in chunks, with a checksum behind them."""
-        checksum = base64.b64encode(zlib.crc32(body).to_bytes(4, "big"))
-        chunks = b"%x\r\n%b\r\n0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % (len(body), body, checksum)
-        words = {
-            "content-encoding": "aws-chunked",
-            "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
-            "x-amz-decoded-content-length": str(len(body)),
-            "x-amz-sdk-checksum-algorithm": "CRC32",
-            "x-amz-trailer": "x-amz-checksum-crc32",
-        }
-        return self._send(path, chunks, words)
-
-    def _send(self, path: str, body: bytes, words: Mapping[str, str]) -> int:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        signed = {"host": self.base.removeprefix("https://"), "x-amz-date": stamp, **words}
-        credential = f"{KEY}/{stamp[:8]}/{REGION}/s3/aws4_request"
-        headers = signed | {
-            "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={';'.join(sorted(signed))},"
-            f"Signature={signature('PUT', path, signed, SECRET, REGION)}"
-        }
-        return self._client.put(self.base + path, content=body, headers=headers).status_code
-
-    def publish(self, bucket: str, prefix: str, folder: Path) -> str:
-        for path in folder.iterdir():
-            assert self.put(f"/{bucket}/{prefix}/{path.name}", path.read_bytes()) == 200
-        return f"s3://{bucket}/{prefix}"
-
 
 @pytest.fixture
 async def real(tmp_path: Path, fetch_setup: FetchSetup) -> AsyncIterator[RealStore]:
-    for folder in ("authority", "buckets", "attributes"):
-        (tmp_path / folder).mkdir()
-    authority = ClusterAuthority(tmp_path / "authority", "authority-of-versitygw")
-    pair = authority.serving("versitygw", ["127.0.0.1", "localhost"])
-    at = f"127.0.0.1:{free_port()}"
-    process = await asyncio.create_subprocess_exec(
-        str(find("versitygw")),
-        *("--port", at, "--access", KEY, "--secret", SECRET, "--region", REGION),
-        *("--cert", str(pair.certificate), "--key", str(pair.key), "--quiet"),
-        *("posix", "--sidecar", str(tmp_path / "attributes"), str(tmp_path / "buckets")),
-        env={"PATH": os.environ["PATH"]},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    store = RealStore(f"https://{at}", authority.pair.certificate)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                assert process.returncode is None
-                try:
-                    if store.put("/models") == 200:
-                        break
-                except httpx2.TransportError:
-                    pass
-                await asyncio.sleep(0.05)
-        fetch_setup.settings |= {
-            "fetch_ca_file": str(authority.pair.certificate),
-            "s3_endpoint": store.base,
-            "s3_region": REGION,
-        }
+    async with real_store(tmp_path) as store:
+        fetch_setup.settings |= {"fetch_ca_file": str(store.ca_file), "s3_endpoint": store.base, "s3_region": REGION}
         yield store
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def test_an_adapter_comes_from_a_real_store(

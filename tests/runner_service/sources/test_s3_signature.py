@@ -1,5 +1,6 @@
 """Signatures as Amazon publishes them in "Examples: Signature Calculations", and what a signature covers."""
 
+import hashlib
 from datetime import UTC, datetime
 
 import httpx2
@@ -76,6 +77,19 @@ def test_the_host_is_signed_as_the_client_writes_it(host: str) -> None:
     sent = httpx2.Request("GET", url).headers["host"]
     headers = {"host": sent, "x-amz-content-sha256": EMPTY_BODY, "x-amz-date": "20130524T000000Z"}
     assert signature(url) == expected("GET", "/a", headers, KEY.secret, "us-east-1")
+
+
+def test_a_body_and_its_method_are_signed() -> None:
+    """The published example of an upload."""
+    headers = {"date": "Fri, 24 May 2013 00:00:00 GMT", "x-amz-storage-class": "REDUCED_REDUNDANCY"}
+    body = hashlib.sha256(b"Welcome to Amazon S3.").hexdigest()
+    url = f"{BUCKET}/test%24file.text"
+    got = signed(KEY, "us-east-1", url, AT, headers, method="PUT", body_sha256=body)
+    assert got["x-amz-content-sha256"] == body == "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072"
+    assert got["authorization"].endswith(
+        "SignedHeaders=date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class,"
+        "Signature=98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd"
+    )
 
 
 def test_a_key_does_not_show_what_is_secret() -> None:

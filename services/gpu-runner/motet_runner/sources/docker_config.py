@@ -13,6 +13,10 @@ class NoLogin(Exception):
     """Says what is wrong, as the end of a sentence."""
 
 
+class NoEntry(NoLogin):
+    """None of the entries is for this registry."""
+
+
 def login_of(config: bytes, image: str) -> tuple[str, str]:
     """Of the entry that names the most of `registry/repository:tag`. Raises NoLogin."""
     try:
@@ -24,7 +28,7 @@ def login_of(config: bytes, image: str) -> tuple[str, str]:
     wanted = f"{_host(registry)}/{repository}/"
     found = [(place, entry) for key, entry in entries if wanted.startswith(place := _place(key))]
     if not found:
-        raise NoLogin(f"has no entry for {registry}. Add one")
+        raise NoEntry(f"has no entry for {registry}. Add one")
     _, entry = max(found, key=lambda one: len(one[0]))
     try:
         if entry.get("auth"):

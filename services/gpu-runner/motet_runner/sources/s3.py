@@ -77,3 +77,13 @@ def parse(uri: str, _: str) -> S3Uri:
             f"The path of the source's URI has {MAX_PREFIX_BYTES} bytes or more. Use a shorter one."
         )
     return S3Uri(bucket, f"{path}/" if path else "")
+
+
+def root_of(bucket: str, endpoint: str, region: str) -> str:
+    """The URL below which the bucket's files lie. `endpoint`: empty for AWS."""
+    aws = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    if endpoint:
+        return f"{endpoint}/{bucket}/"
+    if "." in bucket:  # no certificate has a name for it
+        return f"https://{aws}/{bucket}/"
+    return f"https://{bucket}.{aws}/"

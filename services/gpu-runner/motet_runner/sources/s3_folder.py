@@ -13,7 +13,7 @@ from motet.sources import ACCESS_KEY, SESSION_TOKEN, STORE_REGION
 from motet_runner.sources.fetch_errors import credentials, temporary, too_large
 from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.remote_source import Opening
-from motet_runner.sources.s3 import S3Uri
+from motet_runner.sources.s3 import S3Uri, root_of
 from motet_runner.sources.s3_listing import (
     MAX_FILES,
     MAX_PAGE_BYTES,
@@ -67,14 +67,7 @@ class S3Folder(WebFolder):
 
     def _go_to(self, region: str) -> None:
         self._region = region
-        bucket = self._uri.bucket
-        aws = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        if self._endpoint:
-            self._root = f"{self._endpoint}/{bucket}/"
-        elif "." in bucket:  # no certificate has a name for it
-            self._root = f"https://{aws}/{bucket}/"
-        else:
-            self._root = f"https://{bucket}.{aws}/"
+        self._root = root_of(self._uri.bucket, self._endpoint, region)
         self.url = self._root + quote(self._uri.prefix)
 
     def _listed(self) -> dict[str, Listed]:

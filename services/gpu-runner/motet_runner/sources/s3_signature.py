@@ -1,4 +1,4 @@
-"""Signs requests for object stores with AWS Signature Version 4. Pure; for requests without a body."""
+"""Signs requests for object stores with AWS Signature Version 4. Pure."""
 
 import hashlib
 import hmac
@@ -22,26 +22,33 @@ class AccessKey:
 
 
 def signed(
-    key: AccessKey, region: str, url: str, at: datetime, headers: Mapping[str, str] | None = None
+    key: AccessKey,
+    region: str,
+    url: str,
+    at: datetime,
+    headers: Mapping[str, str] | None = None,
+    *,
+    method: str = "GET",
+    body_sha256: str = EMPTY_BODY,
 ) -> dict[str, str]:
-    """The headers that a GET of `url` needs besides. Path and query of the URL are percent-encoded but for letters,
+    """The headers that a request of `url` needs besides. Path and query of the URL are percent-encoded but for letters,
     digits and `-._~/`. `headers`: others that are signed, with lower-case names."""
     parts = urlsplit(url)
     stamp = at.strftime("%Y%m%dT%H%M%SZ")
-    added = {"x-amz-content-sha256": EMPTY_BODY, "x-amz-date": stamp}
+    added = {"x-amz-content-sha256": body_sha256, "x-amz-date": stamp}
     if key.session_token:
         added["x-amz-security-token"] = key.session_token
     named = {**(headers or {}), **added, "host": httpx2.URL(url).netloc.decode()}  # as the client writes it
     names = ";".join(sorted(named))
     request = "\n".join(
         (
-            "GET",
+            method,
             parts.path or "/",
             "&".join(sorted(parts.query.split("&"))),
             *(f"{name}:{named[name].strip()}" for name in sorted(named)),
             "",
             names,
-            EMPTY_BODY,
+            body_sha256,
         )
     )
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"

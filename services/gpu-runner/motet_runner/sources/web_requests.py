@@ -156,12 +156,19 @@ def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
     return credentials(f"{source} answers {status}: it needs a Secret. Name one in source.credentialsSecretRef.")
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on"""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 def explain(error: httpx2.HTTPError) -> str:
     """What happened, without any URL: the URL of a redirect may contain a signature."""
     if isinstance(error, httpx2.ProxyError):
         return str(error)  # this text is from `proxy.py`
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return (
                 f"its certificate is not trusted ({cause.verify_message}). The platform can name more authorities in "
@@ -169,7 +176,6 @@ def explain(error: httpx2.HTTPError) -> str:
             )
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower()
-        cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx2.TimeoutException):
         return "the server sent nothing for too long"
     return "the connection broke"

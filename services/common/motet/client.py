@@ -1,0 +1,180 @@
+"""For programs that train: serves an adapter of PEFT from where it was trained.
+
+from motet.client import publish
+
+publish(model, name="desk")
+
+`motet adapter push` checks and sends what was saved, in a process of its own. No torch, PEFT or transformers is
+imported here: the model brings what it needs.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import orjson
+
+MAX_REASON_CHARACTERS = 4000
+"""The most of what the command has said that an exception repeats: its end."""
+
+PUSH = (sys.executable, "-P", "-m", "motet_cli.main", "adapter", "push")
+ONE_ADAPTER = "default"
+"""PEFT saves the adapter of this name into the folder itself, and any other into a folder of its own there."""
+
+
+class PublishFailed(RuntimeError):
+    """The adapter is refused, not served in time, or could not be sent. The message says why, and what to do."""
+
+
+class PeftModel(Protocol):
+    """What is used of a model that PEFT has made."""
+
+    peft_config: Mapping[str, Any]
+    active_adapter: Any
+
+    def save_pretrained(self, save_directory: str, *, selected_adapters: list[str]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    name: str
+    """What clients ask for: `namespace/name`"""
+    digest: str
+    ready: bool
+    """Whether the stack has said that it serves these files. False: nothing was waited for, or they went elsewhere."""
+    manifest: str
+    """The file with the manifest; with `to`, the manifest itself"""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """How an adapter is published: what the options of `motet adapter push` say."""
+
+    name: str
+    namespace: str = "default"
+    base_model: str | None = None
+    data_dir: str | Path | None = None
+    to: str | None = None
+    pool: str | None = None
+    secret: str | None = None
+    wait_seconds: float = 120.0
+    """0: do not wait until it is served."""
+
+    def push(self, folder: Path) -> Published:
+        """Raises PublishFailed."""
+        done = subprocess.run([*PUSH, str(folder), *self._options()], capture_output=True, check=False)
+        said = _document(done.stdout)
+        pushed = said.get("pushed") or {}
+        if done.returncode != 0 or not pushed:
+            reason = said.get("check", {}).get("message") or pushed.get("message") or _end_of(done.stderr)
+            raise PublishFailed(f"{self.namespace}/{self.name} is not published: {reason}")
+        return Published(
+            f"{pushed['namespace']}/{pushed['name']}",
+            pushed["digest"],
+            pushed.get("ready", False),
+            pushed["manifest"],
+            tuple(said["check"]["warnings"]),
+        )
+
+    def _options(self) -> list[str]:
+        given = {
+            "--as": self.name,
+            "--namespace": self.namespace,
+            "--model": self.base_model,
+            "--data-dir": self.data_dir,
+            "--to": self.to,
+            "--pool": self.pool,
+            "--secret": self.secret,
+            "--wait": self.wait_seconds or None,
+        }
+        waits = [] if self.wait_seconds else ["--no-wait"]
+        return ["--json", *waits, *(f"{option}={value}" for option, value in given.items() if value is not None)]
+
+
+def publish(model: PeftModel, *, name: str, folder: str | Path | None = None, **how: Any) -> Published:
+    """Save the active adapter of `model`, check it, and have it served as `name`.
+
+    `how`: the other fields of `Publication`. Without `to`, the local stack of this machine serves it (`motet up`); a
+    name that was published before gets a new revision. `folder`: where the adapter is saved, and stays. Raises
+    PublishFailed.
+    """
+    publication = Publication(name=name, **how)
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(TemporaryDirectory(prefix="motet-publish-"))
+        return publication.push(save(model, Path(folder)))
+
+
+def save(model: PeftModel, folder: Path) -> Path:
+    """The folder with the files of the active adapter. Raises PublishFailed for what is no model of PEFT."""
+    active = getattr(model, "active_adapter", None)
+    active = active() if callable(active) else active
+    if not getattr(model, "peft_config", None) or not isinstance(active, str):
+        raise PublishFailed(
+            f"a {type(model).__name__} is no model of PEFT with one active adapter. Give the model that "
+            "get_peft_model() has returned; of a wrapped one, its module."
+        )
+    model.save_pretrained(str(folder), selected_adapters=[active])
+    return folder if active == ONE_ADAPTER else folder / active
+
+
+class PublishCallback:
+    """For the Trainer of transformers, and those that derive from it: publishes what was trained when training ends.
+
+    Trainer(…, callbacks=[PublishCallback(name="desk")])
+
+    The adapter is saved in `published` of the Trainer's output_dir, and stays there, also if it is not published.
+    """
+
+    def __init__(self, *, name: str, **how: Any) -> None:
+        """`how`: as for `publish`."""
+        self.published: Published | None = None
+        self._publication = Publication(name=name, **how)
+
+    def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
+        """Raises PublishFailed before the time for a training is spent in vain."""
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            raise PublishFailed(
+                "PublishCallback cannot save a model whose weights are divided over processes (fsdp, deepspeed). Leave "
+                "it out; after the training, call trainer.save_model(FOLDER) and motet adapter push FOLDER."
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, *, model: PeftModel, **_: Any) -> None:  # noqa: ARG002
+        if not state.is_world_process_zero:
+            return
+        saved = save(model, Path(args.output_dir) / "published")
+        try:
+            self.published = self._publication.push(saved)
+        except PublishFailed as failed:
+            raise PublishFailed(
+                f"{failed}\nThe adapter is saved in {saved}: motet adapter push {saved} --as {self._publication.name}"
+            ) from None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Nothing is done at the Trainer's other events, whichever it has."""
+        if name.startswith("on_"):
+            return _nothing
+        raise AttributeError(name)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Answers an event."""
+
+
+def _document(output: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(output)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _end_of(errors: bytes) -> str:
+    text = errors.decode(errors="replace").strip().removeprefix("motet: ")
+    return text[-MAX_REASON_CHARACTERS:] or "motet adapter push said nothing"
