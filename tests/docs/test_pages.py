@@ -19,6 +19,7 @@ EXECUTED = {
     *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py
     *(
         "tutorials/laptop.md",
+        "tutorials/notebook.md",
         "tutorials/tools.md",
         "guides/quotas.md",
         "guides/adapters.md",

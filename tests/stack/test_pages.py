@@ -1,4 +1,4 @@
-"""The tutorials for a laptop, and two guides: the test types every command of a page, in order."""
+"""The tutorials without a cluster or a GPU, and two guides: the test types every command of a page, in order."""
 
 import os
 import sys
@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    "page", ["tutorials/laptop.md", "tutorials/tools.md", "guides/quotas.md", "guides/adapters.md"]
+    "page",
+    ["tutorials/laptop.md", "tutorials/notebook.md", "tutorials/tools.md", "guides/quotas.md", "guides/adapters.md"],
 )
 def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> None:
     type_laptop_page(tmp_path, page)

@@ -50,6 +50,12 @@ def upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Upload:
 
 
 @pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the base model were elsewhere: what is sent is not checked first, which takes a second each time."""
+    monkeypatch.setattr(adapter_upload, "limits_for", lambda _: None)
+
+
+@pytest.fixture
 def docker_login(tmp_path: Path) -> Callable[[dict[str, Any]], None]:
     def write(config: dict[str, Any]) -> None:
         (tmp_path / "docker").mkdir(exist_ok=True)

@@ -122,6 +122,7 @@ def test_the_manifest_of_an_artifact_is_what_runners_read_and_depends_on_the_fil
     assert EMPTY.digest == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -25,7 +25,7 @@ SECRET = "canary-5e2b41"
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UploadServer]:
+async def checking_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UploadServer]:
     async with upload_server(tmp_path) as server:
         given = {
             "AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL_S3": server.base,
@@ -35,6 +35,11 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         for name, value in given.items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def server(checking_server: UploadServer, unchecked: None) -> UploadServer:
+    return checking_server
 
 
 @pytest.fixture
@@ -156,10 +161,10 @@ async def test_files_that_change_after_the_check_are_not_sent(
     assert server.asked == []
 
 
-async def test_what_the_check_refuses_is_not_sent(upload: Upload, server: UploadServer, trained: Path) -> None:
+async def test_what_the_check_refuses_is_not_sent(upload: Upload, checking_server: UploadServer, trained: Path) -> None:
     change(trained, use_dora=True)
-    said = await sent(upload, server, "s3", trained)
-    assert (said.status, said.out, server.asked) == (1, "", [])
+    said = await sent(upload, checking_server, "s3", trained)
+    assert (said.status, said.out, checking_server.asked) == (1, "", [])
     assert "refused (UnmappedTensors)" in said.err
 
 

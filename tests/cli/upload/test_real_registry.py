@@ -64,6 +64,7 @@ async def test_oras_and_a_runner_read_what_was_pushed(start: Start, upload: Uplo
     assert again.err.endswith("has all files already\n")
 
 
+@pytest.mark.usefixtures("unchecked")
 async def test_a_tag_is_replaced_if_it_was_named_and_another_one_is_made_if_not(
     start: Start, upload: Upload, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ async def test_a_tag_is_replaced_if_it_was_named_and_another_one_is_made_if_not(
         await asyncio.to_thread(upload, PIRATE, to)
 
 
+@pytest.mark.usefixtures("unchecked")
 async def test_the_login_of_docker_is_used(
     start: Start, upload: Upload, monkeypatch: pytest.MonkeyPatch, docker_login
 ) -> None:
@@ -95,6 +97,7 @@ async def test_the_login_of_docker_is_used(
     assert (await asyncio.to_thread(upload, PIRATE, f"oci://{real.host}/acme/pirate:v1")).status == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("auth", ["htpasswd", "token"])
 async def test_what_is_wrong_is_said_in_one_line(
     start: Start, upload: Upload, monkeypatch: pytest.MonkeyPatch, auth: str

@@ -65,6 +65,7 @@ async def test_a_runner_serves_what_was_pushed_and_a_second_push_sends_nothing(
     assert again.err.endswith(f"s3://models/acme/pirate/{PLACE} has all files already\n")
 
 
+@pytest.mark.usefixtures("unchecked")
 async def test_another_revision_leaves_the_first_one_as_it_is(real: RealStore, upload: Upload, tmp_path: Path) -> None:
     first = await asyncio.to_thread(upload, PIRATE, "s3://models/pirate")
     newer = of_another_seed(PIRATE, tmp_path / "newer")
@@ -73,6 +74,7 @@ async def test_another_revision_leaves_the_first_one_as_it_is(real: RealStore, u
     assert (await asyncio.to_thread(upload, PIRATE, "s3://models/pirate")).err.endswith("has all files already\n")
 
 
+@pytest.mark.usefixtures("unchecked")
 async def test_an_object_of_the_same_name_and_size_is_replaced(real: RealStore, upload: Upload) -> None:
     weights = (PIRATE / "adapter_model.safetensors").read_bytes()
     assert real.put(f"/models/pirate/{PLACE}/adapter_model.safetensors", bytes(len(weights))) == 200
@@ -80,34 +82,34 @@ async def test_an_object_of_the_same_name_and_size_is_replaced(real: RealStore, 
     assert said.err.endswith("adapter_model.safetensors, adapter_config.json\n")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ({"AWS_SECRET_ACCESS_KEY": "geheim"}, "models", "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID"),
-        ({"AWS_ACCESS_KEY_ID": "AKIAOTHER"}, "models", ": it does not know AWS_ACCESS_KEY_ID. Correct it"),
-        ({}, "nothing", "there is no bucket nothing. Create it, or correct --to"),
-        ({"AWS_CA_BUNDLE": ""}, "models", "is not trusted .* AWS_CA_BUNDLE"),
-        (
-            {"AWS_ENDPOINT_URL": "https://no-such-host.invalid"},
-            "models",
-            r"no host no-such-host\.invalid\. Correct AWS_END",
-        ),
-        ({"AWS_ENDPOINT_URL": "https://127.0.0.1:1"}, "models", "could not be sent in 5 attempts: connection refused"),
-    ],
+REFUSALS = (
+    ({"AWS_SECRET_ACCESS_KEY": "geheim"}, "models", "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID"),
+    ({"AWS_ACCESS_KEY_ID": "AKIAOTHER"}, "models", r": it does not know AWS_ACCESS_KEY_ID\. Correct it"),
+    ({}, "nothing", r"there is no bucket nothing\. Create it, or correct --to"),
+    ({"AWS_CA_BUNDLE": ""}, "models", "is not trusted .* AWS_CA_BUNDLE"),
+    (
+        {"AWS_ENDPOINT_URL": "https://no-such-host.invalid"},
+        "models",
+        r"no host no-such-host\.invalid\. Correct AWS_END",
+    ),
+    ({"AWS_ENDPOINT_URL": "https://127.0.0.1:1"}, "models", "could not be sent in 5 attempts: connection refused"),
 )
-async def test_what_is_wrong_is_said_in_one_line(
-    real: RealStore, upload: Upload, monkeypatch: pytest.MonkeyPatch, case: tuple[dict[str, str], str, str]
-) -> None:
+
+
+@pytest.mark.usefixtures("unchecked")
+async def test_what_is_wrong_is_said_in_one_line(real: RealStore, upload: Upload) -> None:
     assert real.base
-    changed, to, words = case
-    for name, value in changed.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SetupError, match=words) as refused:
-        await asyncio.to_thread(upload, PIRATE, f"s3://{to}/pirate")
-    assert "\n" not in refused.value.message
-    assert SECRET not in refused.value.message
+    for changed, to, words in REFUSALS:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in changed.items():
+                patch.setenv(name, value)
+            with pytest.raises(SetupError, match=words) as refused:
+                await asyncio.to_thread(upload, PIRATE, f"s3://{to}/pirate")
+        assert "\n" not in refused.value.message
+        assert SECRET not in refused.value.message
 
 
+@pytest.mark.usefixtures("unchecked")
 async def test_the_store_says_in_which_region_it_is(
     real: RealStore, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:

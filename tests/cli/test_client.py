@@ -1,0 +1,154 @@
+"""`motet.client`: what a training program hands over is saved, checked and declared. docs/tutorials/notebook.md does it
+on a whole stack, with an answer at the end."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from motet import client
+from motet.client import PublishCallback, Published, PublishFailed, publish
+from motet.digest import adapter_digest, hex_of
+from testbed.local_stack import BUNDLED
+from tests.cli.standing_stack import StandingStack, standing_stack
+
+PIRATE = BUNDLED / "adapters" / "pirate"
+
+
+class Model:
+    """As a model of PEFT with adapters: it saves files of ours."""
+
+    def __init__(self, *, active: str = "default", files: Path = PIRATE) -> None:
+        self.peft_config = {active: object()}
+        self.active_adapter = active
+        self._files = files
+
+    def save_pretrained(self, save_directory: str, *, selected_adapters: list[str]) -> None:
+        assert selected_adapters == [self.active_adapter]
+        own = "" if self.active_adapter == "default" else self.active_adapter
+        shutil.copytree(self._files, Path(save_directory) / own, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[StandingStack]:
+    with standing_stack(tmp_path) as stack:
+        yield stack
+
+
+def published(stack: StandingStack, model: Model, **how: Any) -> Published:
+    return publish(model, name="desk", data_dir=stack.data, wait_seconds=0, **how)
+
+
+@pytest.mark.parametrize("active", ["default", "second"])
+def test_the_active_adapter_is_checked_and_declared(stack: StandingStack, active: str) -> None:
+    digest = adapter_digest(PIRATE)
+    assert published(stack, Model(active=active), namespace="acme") == Published(
+        name="acme/desk", digest=digest, ready=False, manifest=str(stack.manifests / "acme.desk.pushed.yaml")
+    )
+    assert (stack.data / "adapters" / hex_of(digest)).is_dir()
+
+
+def test_a_refusal_says_why_and_leaves_nothing(stack: StandingStack, tmp_path: Path) -> None:
+    files = Path(shutil.copytree(PIRATE, tmp_path / "dora"))
+    config = files / "adapter_config.json"
+    config.write_text(config.read_text().replace('"use_dora": false', '"use_dora": true'))
+    with pytest.raises(PublishFailed, match=r"^default/desk is not published: .*lora_magnitude_vector.*use_dora"):
+        published(stack, Model(files=files))
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"base_model": "none"}, "no pool serves the base model 'none'"),
+        ({"to": "s3://Bucket/x"}, "--to: s3://Bucket/x does not name a bucket"),
+        ({"namespace": "--help"}, "--namespace: "),
+    ],
+)
+def test_what_the_command_says_is_in_the_exception(stack: StandingStack, how: dict[str, str], words: str) -> None:
+    with pytest.raises(PublishFailed, match=words):
+        published(stack, Model(), **how)
+
+
+def test_a_command_that_says_nothing_or_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for code, words in [("", "said nothing"), ("import sys; sys.exit('x' * 10**6)", "published: x+$")]:
+        monkeypatch.setattr(client, "PUSH", (sys.executable, "-c", code))
+        with pytest.raises(PublishFailed, match=words) as failed:
+            client.Publication(name="desk").push(tmp_path)
+        assert len(str(failed.value)) < client.MAX_REASON_CHARACTERS + 100
+
+
+@pytest.mark.parametrize(
+    "model", [SimpleNamespace(), SimpleNamespace(peft_config={}, active_adapter="default"),
+              SimpleNamespace(peft_config={"a": 1, "b": 1}, active_adapter=["a", "b"])]
+)  # fmt: skip
+def test_what_is_no_model_of_peft_is_refused_before_anything_is_saved(model: Any) -> None:
+    with pytest.raises(PublishFailed, match=r"is no model of PEFT with one active adapter\. Give the model that get_p"):
+        publish(model, name="desk")
+
+
+def test_the_core_imports_no_library_of_training() -> None:
+    heavy = "{'torch', 'transformers', 'peft', 'motet_cli', 'httpx2'}"
+    code = f"import sys, motet.client; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --------------------------------------------------------------------------------------------------------- the callback
+
+
+def ended(callback: PublishCallback, output_dir: Path, *, first: bool = True) -> None:
+    args, state = SimpleNamespace(output_dir=str(output_dir), fsdp=[], deepspeed=None), SimpleNamespace()
+    state.is_world_process_zero = first
+    callback.on_train_begin(args, state, None, model=Model())
+    callback.on_train_end(args, state, None, model=Model(), processing_class=None)
+
+
+def test_the_callback_publishes_once_and_what_it_has_saved_stays(stack: StandingStack, tmp_path: Path) -> None:
+    callback = PublishCallback(name="desk", data_dir=stack.data, wait_seconds=0)
+    ended(callback, tmp_path / "other", first=False)
+    assert callback.published is None
+    ended(callback, tmp_path / "out")
+    assert callback.published is not None
+    assert callback.published.digest == adapter_digest(tmp_path / "out" / "published")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_training_is_not_lost_if_nothing_can_be_published(tmp_path: Path) -> None:
+    callback = PublishCallback(name="desk", data_dir=tmp_path / "none")
+    saved = tmp_path / "out" / "published"
+    with pytest.raises(PublishFailed, match=rf"(?s)not running.*\nThe adapter is saved in {saved}: motet adapter push"):
+        ended(callback, tmp_path / "out")
+    assert adapter_digest(saved) == adapter_digest(PIRATE)
+
+
+@pytest.mark.parametrize("divided", [{"fsdp": ["full_shard"]}, {"deepspeed": "zero3.json"}])
+def test_a_divided_model_is_refused_before_it_is_trained(tmp_path: Path, divided: dict[str, Any]) -> None:
+    args = SimpleNamespace(**{"fsdp": [], "deepspeed": None, "output_dir": str(tmp_path)} | divided)
+    with pytest.raises(PublishFailed, match=r"trainer\.save_model"):
+        PublishCallback(name="desk").on_train_begin(args, None, None)
+
+
+def test_a_real_trainer_of_transformers_publishes(stack: StandingStack, tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    base = AutoModelForCausalLM.from_pretrained(BUNDLED / "model", dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    for name, weights in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.01)  # as after a training: an adapter of zeros has no effect
+    callback = PublishCallback(name="desk", data_dir=stack.data, wait_seconds=0)
+    rows = [{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 2
+    arguments = TrainingArguments(
+        str(tmp_path / "out"), max_steps=2, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
+    )
+    Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+    assert callback.published is not None
+    assert callback.published.name == "default/desk"
+    assert (stack.data / "adapters" / hex_of(callback.published.digest)).is_dir()
