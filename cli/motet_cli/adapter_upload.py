@@ -96,8 +96,7 @@ def manifest_for(key: ObjectName, group: ObjectName, source: Mapping[str, str], 
 
 def _group_and_base(pool: str | None, namespace: str, model: str | None, data_dir: Path) -> tuple[ObjectName, Base]:
     if pool is not None:
-        *own, name = pool.split("/", 1)
-        group = name_of(own[0] if own else namespace, name, given_as="--pool")
+        group = name_of(*ObjectName.parse(pool, default_namespace=namespace), given_as="--pool", namespace_as="--pool")
         return group, base_named(model, data_dir, dtype=None, max_lora_rank=None)
     stack = running_stack(data_dir, in_a_cluster=WITHOUT_A_STACK)
     found = pool_named(model, stack.declared())

@@ -218,13 +218,14 @@ class PushedAdapters:
         raise NotFound(f"no adapter {name} has been pushed to this stack. `motet adapter ls` lists all adapters.")
 
 
-def name_of(namespace: str, name: str, *, given_as: str) -> ObjectName:
-    """Raises SetupError for what can't be the name of an object. `given_as`: where the command has the name."""
+def name_of(namespace: str, name: str, *, given_as: str, namespace_as: str = "--namespace") -> ObjectName:
+    """Raises SetupError for what can't be the name of an object. `given_as`, `namespace_as`: where the command has
+    them."""
     metadata = {"name": name, "namespace": namespace}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": "LoRAAdapter", "metadata": metadata})
     for problem in read_text(text).problems:
         if problem.field.startswith("metadata."):
-            option = "--namespace" if problem.field == "metadata.namespace" else given_as
+            option = namespace_as if problem.field == "metadata.namespace" else given_as
             raise SetupError(f"{option}: {problem.message}")
     return ObjectName(namespace, name)
 

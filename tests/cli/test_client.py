@@ -1,6 +1,7 @@
 """`motet.client`: what a training program hands over is saved, checked and declared. docs/tutorials/notebook.md does it
 on a whole stack, with an answer at the end."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -108,13 +109,27 @@ def ended(callback: PublishCallback, output_dir: Path, *, first: bool = True) ->
     callback.on_train_end(args, state, None, model=Model(), processing_class=None)
 
 
-def test_the_callback_publishes_once_and_what_it_has_saved_stays(stack: StandingStack, tmp_path: Path) -> None:
-    callback = PublishCallback(name="desk", data_dir=stack.data, wait_seconds=0)
+SAID = {
+    "check": {"warnings": ["a task_type of its own"]},
+    "pushed": {"namespace": "default", "name": "desk", "digest": "sha256:1", "manifest": "desk.yaml", "ready": True},
+}
+
+
+def test_the_callback_publishes_once_and_what_it_has_saved_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = tmp_path / "said"
+    code = f"import sys; open({str(said)!r}, 'w').write(sys.argv[1]); print({json.dumps(SAID)!r})"
+    monkeypatch.setattr(client, "PUSH", (sys.executable, "-c", code))
+    callback = PublishCallback(name="desk")
     ended(callback, tmp_path / "other", first=False)
     assert callback.published is None
     ended(callback, tmp_path / "out")
-    assert callback.published is not None
-    assert callback.published.digest == adapter_digest(tmp_path / "out" / "published")
+    assert callback.published == Published(
+        "default/desk", "sha256:1", ready=True, manifest="desk.yaml", warnings=("a task_type of its own",)
+    )
+    assert said.read_text() == str(tmp_path / "out" / "published")
+    assert adapter_digest(tmp_path / "out" / "published") == adapter_digest(PIRATE)
     assert not (tmp_path / "other").exists()
 
 
@@ -133,6 +148,7 @@ def test_a_divided_model_is_refused_before_it_is_trained(tmp_path: Path, divided
         PublishCallback(name="desk").on_train_begin(args, None, None)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_real_trainer_of_transformers_publishes(stack: StandingStack, tmp_path: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model

@@ -128,6 +128,7 @@ def test_the_manifest_of_an_artifact_is_what_runners_read_and_depends_on_the_fil
     [
         ({"pool": None}, "(?s)not running.*--pool NAMESPACE/NAME"),
         ({"pool": "motet-pools/De_mo"}, "--pool: "),
+        ({"pool": "Motet/demo"}, "--pool: "),
         ({"secret": "Nö"}, "--secret: "),
         ({"model": None}, "no --model was given"),
         ({"name": "Desk!"}, "--as: "),
