@@ -34,8 +34,8 @@ class Registry:
         """What the registry has asked for"""
 
     def send(self, files: Sequence[Blob], *, may_replace: bool) -> list[str]:
-        """The names of the files that were not there yet. `may_replace`: the tag may
-        name another artifact until now."""
+        """The names of the files that were not there yet. `may_replace`: the tag may name another artifact until
+        now."""
         manifest = manifest_of(files)
         with Exchange(Peer(name=self.name, address_from="--to")) as exchange:
             tagged = exchange.patiently("the tag", partial(self._tagged, exchange))
@@ -65,10 +65,10 @@ class Registry:
         if answer.status != NOT_THERE:
             raise self._refusal(answer, blob.name)
         answer = self._ask(exchange, "POST", f"{self._uri.url}blobs/uploads/", {})
-        if answer.status not in (201, 202):
+        if answer.status != 202:
             raise self._refusal(answer, blob.name)
-        url = urljoin(self._uri.url, answer.headers.get("location", ""))
-        if not url.startswith("https://") or url == self._uri.url:
+        url = _place(self._uri.url, answer.headers.get("location", ""))
+        if not url:
             raise SetupError(
                 f"{self.name}: the registry names no https:// URL to which {blob.name} can be sent. Correct the "
                 "address that it has of itself."
@@ -151,6 +151,15 @@ class Registry:
         if code == "DIGEST_INVALID":
             return changed(what)
         return SetupError(f"{says}{why}.")
+
+
+def _place(registry: str, location: str) -> str:
+    """The URL to which a registry sends on. Empty: it is none with https://."""
+    try:
+        url = urljoin(registry, location)
+        return url if location and origin(url)[0] == "https" else ""
+    except ValueError:
+        return ""
 
 
 def _error_in(body: bytes) -> tuple[str, str]:

@@ -26,6 +26,8 @@ def account_of(image: str, user: str, password: str, environment: Mapping[str, s
             text = file.read(MAX_CONFIG_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise SetupError(f"{path} can't be read: {error.strerror}. Correct that, or set {VARIABLES}.") from error
     return login_in(text, image, path)
 
 

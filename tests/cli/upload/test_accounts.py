@@ -65,6 +65,9 @@ def test_variables_come_before_the_login_of_docker(tmp_path: Path) -> None:
     assert registry_account.account_of(IMAGE, "", "", environment) == ("me", "geheim")
     assert registry_account.account_of(IMAGE, "you", "x", environment) == ("you", "x")
     assert registry_account.account_of(IMAGE, "", "", {"DOCKER_CONFIG": str(tmp_path / "none")}) is None
+    (tmp_path / "folder" / "config.json").mkdir(parents=True)
+    with pytest.raises(SetupError, match=r"config\.json can't be read: Is a directory\. Correct that, or set MOTET"):
+        registry_account.account_of(IMAGE, "", "", {"DOCKER_CONFIG": str(tmp_path / "folder")})
     for user, password, missing in [("you", "", "PASSWORD"), ("", "x", "USER")]:
         with pytest.raises(SetupError, match=f"MOTET_REGISTRY_{missing} is missing"):
             registry_account.account_of(IMAGE, user, password, environment)

@@ -211,6 +211,8 @@ def oci_error(status: int, code: str, message: str) -> web.Response:
         ("PUT v1", web.Response(status=201, headers={"docker-content-digest": "sha256:0"}), "stored another manifest"),
         ("POST ", web.Response(status=202, headers={"location": "http://127.0.0.1/x"}), "names no https:// URL"),
         ("POST ", web.Response(status=202), "names no https:// URL"),
+        ("POST ", web.Response(status=202, headers={"location": "https://127.0.0.1:99999/x"}), "names no https:// URL"),
+        ("POST ", web.Response(status=202, headers={"location": "https://[/x"}), "names no https:// URL"),
     ],
 )
 async def test_refusals_of_registries(
