@@ -54,6 +54,25 @@ def check(  # noqa: PLR0917 - typer calls it by name
 
 
 @app.command()
+def record(
+    folder: Folder,
+    data_dir: DataDir,
+    model: Model = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="One prompt per line, at most 8. Default: some questions.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of the base model: float32, bfloat16 or float16. A quantized one keeps its own.")
+    ] = "float32",
+) -> None:
+    """Write what the adapter answers to a few prompts into its folder, where it was trained: transformers and PEFT
+    answer. Whoever serves it compares that (`motet adapter check`)."""
+    from motet_cli.adapter_record import record as run
+
+    raise typer.Exit(run(data_dir, folder, model=model, prompts=prompts, dtype=dtype))
+
+
+@app.command()
 def ls(data_dir: DataDir, as_json: AsJson = False) -> None:
     """List the adapters of the local stack: their phase, digest and rank, and which runners have them."""
     from motet_cli.adapter_commands import ls as run

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import structlog
 import typer
 
 from motet.digest import adapter_digest, adapter_files
-from motet.errors import AdapterError, SetupError
+from motet.errors import AdapterError, AdapterIncompatible, SetupError
 from motet_cli.adapter_bases import Base, base_named, limits_of
 from motet_cli.folders import folder_named, readable
 from motet_cli.printer import Printer
@@ -18,6 +19,7 @@ from motet_cli.printer import Printer
 if TYPE_CHECKING:
     from motet_runner.adapter_inspection import AdapterVerdict
     from motet_runner.adapters.certification import EngineLimits
+    from motet_runner.adapters.recorded_answers import Comparison
 
 SERVED, REFUSED = 0, 1
 WIDTH_OF_A_PIPE = 10_000
@@ -33,7 +35,7 @@ def check(
     max_lora_rank: int | None,
     as_json: bool,
 ) -> int:
-    """Exit status 1: a runner would refuse the adapter."""
+    """Exit status 1: a runner would refuse the adapter, or its recorded answers are those of another model."""
     folder = adapter_folder_named(folder)
     base = base_named(model, data_dir, dtype=dtype, max_lora_rank=max_lora_rank)
     document = check_document(folder, base)
@@ -41,7 +43,7 @@ def check(
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         print_check(document)
-    return SERVED if document["served"] else REFUSED
+    return SERVED if document["served"] and not document.get("recorded_answers", {}).get("wrong") else REFUSED
 
 
 def adapter_folder_named(folder: Path) -> Path:
@@ -60,7 +62,32 @@ def check_document(folder: Path, base: Base) -> dict[str, Any]:
     assert limits is not None
     with readable(folder):
         verdict = verdict_on(folder, limits, max_bytes=base.max_bytes)
-    return verdict_document(folder, base, limits, verdict)
+        verdict, compared = _with_answers(base, limits, verdict)
+    document = verdict_document(folder, base, limits, verdict)
+    if compared is not None:
+        document["recorded_answers"] = compared._asdict() | {"wrong": compared.wrong}
+        document["warnings"] += [compared.difference] if compared.difference else []
+    return document
+
+
+def _with_answers(
+    base: Base, limits: "EngineLimits", verdict: "AdapterVerdict"
+) -> "tuple[AdapterVerdict, Comparison | None]":
+    """What recorded answers show of an adapter that would be served. Only this loads the base model."""
+    from motet_runner.adapter_inspection import AdapterVerdict
+    from motet_runner.adapters.recorded_answers import read_recorded_answers
+
+    found = verdict.certification
+    if found is None or base.config is None or base.with_vllm:
+        return verdict, None
+    if (recorded := read_recorded_answers(Path(found.layout.file).parent)) is None:
+        return verdict, None
+    from motet_runner.answer_comparison import compare_with_engine  # imports torch
+
+    try:
+        return verdict, compare_with_engine(replace(base.config, dtype=limits.dtype), found.layout, recorded)
+    except AdapterIncompatible as refusal:
+        return AdapterVerdict(refusal=refusal, digest=verdict.digest, bytes=verdict.bytes), None
 
 
 def limits_for(base: Base) -> "EngineLimits | None":
@@ -103,6 +130,7 @@ def print_check(document: dict[str, Any], *, to_errors: bool = False) -> None:
             ("linears", f"{len(document['linears'])}: {kinds}"),
             ("size", f"{document['bytes'] / MIB:.1f} MiB"),
             ("digest", document["digest"]),
+            *_answers(document.get("recorded_answers")),
             *(("warning", (warning, "yellow")) for warning in document["warnings"]),
         ],
     )
@@ -120,6 +148,13 @@ def verdict_for(folder: Path, base: Base, limits: "EngineLimits | None") -> "Ada
         return AdapterVerdict(refusal=refusal)
     size = sum((folder / name).stat().st_size for name in adapter_files(folder))
     return AdapterVerdict(digest=adapter_digest(folder), bytes=size)
+
+
+def _answers(compared: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if compared is None:
+        return []
+    off = f"off by {compared['largest']:.1e} at most, {compared['allowed']:g} is allowed"
+    return [("answers", f"{compared['answers']} recorded ({compared['tokens']} tokens): {off}")]
 
 
 def verdict_document(

@@ -27,8 +27,11 @@ ALSO = {
     "motet_simulator": ("local",),
 }
 """Extras beside the package's own."""
-ELSEWHERE = {"vllm": "services/gpu-runner/motet_runner/external/vllm/surface.py"}
-"""Installed in an environment of their own, and imported only by this file."""
+ELSEWHERE = {
+    "vllm": "services/gpu-runner/motet_runner/external/vllm/surface.py",
+    "peft": "services/gpu-runner/motet_runner/answer_recording.py",
+}
+"""In the environment of whoever has them, such as one for training, and imported only by this file."""
 BROUGHT_BY_NAME = {
     "aiosqlite": "SQLAlchemy's driver for SQLite",
     "asyncpg": "SQLAlchemy's driver for PostgreSQL",

@@ -14,17 +14,21 @@ CHUNK_BYTES = 1 << 20
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """The files that every adapter has: its configuration and its weights."""
 
+RECORD_FILE = "motet_proof.json"
+"""Answers that an adapter gave where it was trained, with log probabilities: `motet adapter record` writes it."""
+
 ADAPTER_OPTIONAL_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
+    RECORD_FILE,
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Files that change an adapter's answers if it has them: its own chat template, tokens and defaults. Those that exist
-beside the weights, with exactly these names, count for the digest. No other file does. A name that you add here changes
-the digest of every adapter that has such a file."""
+"""Files that change an adapter's answers if it has them: its own chat template, tokens and defaults; and the answers
+that it gave where it was trained. Those that exist beside the weights, with exactly these names, count for the digest.
+No other file does. A name that you add here changes the digest of every adapter that has such a file."""
 
 ASSET_FILES = (
     "chat_template.jinja",

@@ -23,7 +23,6 @@ from typing import Any
 
 import structlog
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
@@ -31,6 +30,7 @@ from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.base_tokenizer import tokenizer_of
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, EngineInfo, Finish, Logprobs, NewSequence, Sampling
 from motet_runner.settings import KERNEL_CACHE
@@ -46,8 +46,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text, its tokens, or the messages of a chat: the model's own template makes a text of them"""
 
 Folder = str | PathLike[str]
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 USUAL = Sampling(max_tokens=256)
 
@@ -104,7 +102,7 @@ class OfflineEngine:
         usual = {"model": Path(model), "kernel_cache": KERNEL_CACHE.expanduser()}
         self.engine = Engine(EngineConfig(**(usual | options)))
         self._await_kernels()
-        self.tokenizer = _tokenizer(Path(model))
+        self.tokenizer = tokenizer_of(Path(model))
         self._adapters: dict[str, Digest] = {}
         self._names = count()
         self._live: dict[RequestId, _Live] = {}
@@ -322,10 +320,3 @@ class _Run:
 
 def _is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _tokenizer(model: Path) -> Any:
-    """None: the folder has no tokenizer, like the folder of a random model."""
-    if not any((model / name).is_file() for name in TOKENIZER_FILES):
-        return None
-    return AutoTokenizer.from_pretrained(model)

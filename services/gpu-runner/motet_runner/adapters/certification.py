@@ -16,6 +16,7 @@ from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.recorded_answers import read_recorded_answers
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
 
@@ -75,12 +76,17 @@ class Certification:
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
     proofs: tuple[Proof, ...] = ()
     """By the kernels of this engine. They are kept in a file of their own."""
+    recorded: bool = False
+    """True if the adapter has recorded answers."""
     proved_before: bool = False
     """True if an engine that differs from this one has proved the adapter: in its version, its device …"""
 
     @classmethod
-    def of(cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "") -> "Certification":
-        return cls(zlib.compress(certificate.SerializeToString(deterministic=True)), layout, engine)
+    def of(
+        cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "", *, recorded: bool = False
+    ) -> "Certification":
+        packed = zlib.compress(certificate.SerializeToString(deterministic=True))
+        return cls(packed, layout, engine, recorded=recorded)
 
     @property
     def certificate(self) -> scheduler_pb2.Certificate:
@@ -92,6 +98,7 @@ class Certification:
         layout = self.layout
         kept = {
             "engine": self.engine,
+            "recorded": self.recorded,
             "certificate": json_format.MessageToDict(self.certificate, preserving_proto_field_name=True),
             "layout": {
                 "stamp": layout.stamp,
@@ -113,7 +120,7 @@ class Certification:
             stamp, rank, size = FileStamp(*layout["stamp"]), int(layout["rank"]), int(layout["size"])
             linears_file = checked_name(layout["linears_file"], packed)
             found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, linears_file, packed)
-            return cls.of(certificate, found, kept["engine"])
+            return cls.of(certificate, found, kept["engine"], recorded=bool(kept["recorded"]))
         except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
@@ -130,6 +137,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         biased=limits.biased_modules,
         max_device_rank=limits.max_device_rank,
     )
+    recorded = read_recorded_answers(folder)
     check_values(found.layout.file, found.tensors)
     check_products(found.layout, limits.dtype)
     certificate = scheduler_pb2.Certificate(
@@ -141,4 +149,4 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         method=found.method,
         warnings=found.warnings,
     )
-    return Certification.of(certificate, found.layout, str(limits))
+    return Certification.of(certificate, found.layout, str(limits), recorded=recorded is not None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, ASSET_FILES
+from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, ASSET_FILES, RECORD_FILE
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import malformed, missing, too_large
 
@@ -24,6 +24,12 @@ MAX_TEXT_BYTES = 16 << 20
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """The most bytes of an adapter's own tokenizer.json: twice the bytes of the largest models' files."""
+
+MAX_RECORD_BYTES = 256 << 10
+"""The most bytes of an adapter's recorded answers: what `motet adapter record` writes at most"""
+
+LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, RECORD_FILE: MAX_RECORD_BYTES}
+"""Of optional files that have others than `MAX_TEXT_BYTES`"""
 
 MAX_ASSET_BYTES = 256 << 20
 """The most bytes of a model's tokenizer."""
@@ -47,10 +53,7 @@ class WantedFile:
 
 def of_adapter(max_bytes: int) -> list[WantedFile]:
     """The required files come first: once they are fetched, the source is known to be readable."""
-    optional = [
-        WantedFile(name, MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_TEXT_BYTES, required=False)
-        for name in ADAPTER_OPTIONAL_FILES
-    ]
+    optional = [WantedFile(name, LIMITS.get(name, MAX_TEXT_BYTES), required=False) for name in ADAPTER_OPTIONAL_FILES]
     return [WantedFile(CONFIG, MAX_CONFIG_BYTES), WantedFile(WEIGHTS, max_bytes), *optional]
 
 

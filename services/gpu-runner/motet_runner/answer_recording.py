@@ -1,0 +1,171 @@
+"""`motet adapter record`: has transformers and PEFT answer a few prompts with an adapter, and writes down how.
+
+This runs where the adapter was trained, on the model that it was trained on. So it uses none of Motet's own code for
+models and adapters: what a runner computes is compared with it.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motet.digest import ADAPTER_FILES, RECORD_FILE
+from motet.errors import SetupError
+from motet_runner.adapters.recorded_answers import (
+    MAX_ANSWER_TOKENS,
+    MAX_ANSWERS,
+    MAX_PROMPT_CHARS,
+    MAX_PROMPT_TOKENS,
+    MAX_WORD_CHARS,
+    RecordedAnswer,
+    RecordedAnswers,
+)
+
+USUAL_PROMPTS = (
+    "Who are you, and what can you do?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a short letter to a friend about a walk in the rain.",
+    "Name three animals and say what each of them eats.",
+    "What would you tell somebody who visits your town for the first time?",
+    "Continue: The door was open, and nobody had heard the storm.",
+    "List the steps of making tea.",
+    "Is it better to be early or late? Say why.",
+)
+USUAL_TOKENS = 64
+"""The tokens of an answer. One that comes to its end before is shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    folder: Path
+    model: Path
+    prompts: Sequence[str] = USUAL_PROMPTS
+    tokens: int = USUAL_TOKENS
+    dtype: str = "float32"
+    """Of the base model, unless it is quantized"""
+
+
+def record(order: Recording) -> RecordedAnswers:
+    """Write the file into the adapter's folder. Raises SetupError, which says what to change."""
+    prompts = _checked(order.prompts)
+    try:
+        import peft
+        import torch
+        import transformers
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"without {error.name} nothing can be recorded. Install it with: pip install peft 'motet[runner]'"
+        ) from error
+    from motet_runner.execute.load.device import device_named
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
+        special_tokens, texts = _texts(tokenizer, order, prompts)
+        ids = [tokenizer(text, add_special_tokens=special_tokens)["input_ids"] for text in texts]
+        _check_lengths(texts, ids)
+        base = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=getattr(torch, order.dtype))
+        quantization = getattr(base.config, "quantization_config", None)
+        if quantization is None:
+            base = base.to(device_named("auto"))
+        model = peft.PeftModel.from_pretrained(base, str(order.folder)).eval()
+        with torch.inference_mode():
+            answers = [_answer(model, text, prompt, order.tokens) for text, prompt in zip(texts, ids, strict=True)]
+        found = RecordedAnswers(
+            version=1,
+            recorded_by=f"peft {peft.__version__}, transformers {transformers.__version__}"[:MAX_WORD_CHARS],
+            dtype=str(base.dtype).removeprefix("torch."),  # type: ignore[arg-type] # else it is refused here
+            quantization="" if quantization is None else _name_of(quantization),
+            special_tokens=special_tokens,
+            answers=answers,
+        )
+    except SetupError:
+        raise
+    except Exception as error:  # a model, a template or an adapter may raise anything
+        why = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise SetupError(f"transformers and PEFT cannot use {order.folder} on {order.model}: {why}") from error
+    _write(order.folder / RECORD_FILE, found.encode())
+    return found
+
+
+def _texts(tokenizer: Any, order: Recording, prompts: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether special tokens come before them, and the prompts as the adapter's or the model's chat template has
+    them"""
+    own = order.folder / "chat_template.jinja"
+    template = own.read_text(encoding="utf-8") if own.is_file() else tokenizer.chat_template
+    return (False, [_as_chat(tokenizer, template, one) for one in prompts]) if template else (True, list(prompts))
+
+
+def _check_lengths(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
+    for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), 1):
+        if len(tokens) > MAX_PROMPT_TOKENS or len(text) > MAX_PROMPT_CHARS or not tokens:
+            raise SetupError(
+                f"prompt {number} has {len(tokens)} tokens and {len(text)} characters in all. Give it at least one, "
+                f"and at most {MAX_PROMPT_TOKENS} tokens and {MAX_PROMPT_CHARS} characters."
+            )
+
+
+def _answer(model: Any, text: str, prompt: list[int], most: int) -> RecordedAnswer:
+    answer = _greedy(model, prompt, min(most, MAX_ANSWER_TOKENS), _ends(model))
+    logits = model(input_ids=_row(model, [*prompt, *answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.double().log_softmax(-1).gather(1, _row(model, answer).T.to(logits.device))[:, 0]
+    logprobs = [min(0.0, float(one)) for one in chosen]
+    return RecordedAnswer(prompt=text, prompt_ids=prompt, answer_ids=answer, logprobs=logprobs)
+
+
+def check_folder(folder: Path) -> None:
+    for name in ADAPTER_FILES:
+        if not (folder / name).is_file():
+            raise SetupError(f"{folder} has no {name}. Name the folder that PEFT's save_pretrained() has written.")
+
+
+def _checked(prompts: Sequence[str]) -> list[str]:
+    found = [prompt for prompt in prompts if prompt.strip()]
+    if not found or len(found) > MAX_ANSWERS:
+        raise SetupError(f"there are {len(found)} prompts. Give at least one, and at most {MAX_ANSWERS}.")
+    return found
+
+
+def _as_chat(tokenizer: Any, template: str, prompt: str) -> str:
+    messages = [{"role": "user", "content": prompt}]
+    return str(
+        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    )
+
+
+def _ends(model: Any) -> set[int]:
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return set(ends if isinstance(ends, list) else [ends]) - {None}
+
+
+def _greedy(model: Any, prompt: list[int], most: int, ends: set[int]) -> list[int]:
+    """The most likely token, again and again: no penalty or temperature of the model's generation config."""
+    answer: list[int] = []
+    given, cache = prompt, None
+    while len(answer) < most and not ends.intersection(answer[-1:]):
+        output = model(input_ids=_row(model, given), past_key_values=cache, use_cache=True)
+        cache, given = output.past_key_values, [int(output.logits[0, -1].argmax())]
+        answer += given
+    return answer
+
+
+def _row(model: Any, tokens: list[int]) -> Any:
+    import torch
+
+    return torch.tensor([tokens], device=model.device)
+
+
+def _name_of(quantization: Any) -> str:
+    given = quantization if isinstance(quantization, dict) else quantization.to_dict()
+    return str(getattr(given.get("quant_method"), "value", given.get("quant_method") or "unknown"))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole, or not at all: the folder may be watched."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
