@@ -118,6 +118,11 @@ def _lines(one: Json) -> Iterator[tuple[str, Part]]:
         yield "checked", f"by check {certificate['checker']}, against {certificate['baseDigest']}"
         if kernels := certificate.get("provedBy"):
             yield "proved", f"by the kernels {', '.join(kernels)}"
+        if answers := certificate.get("recordedAnswers"):
+            yield (
+                "answers",
+                "as recorded in training" if answers == "Agree" else ("differ from those in training", "yellow"),
+            )
     if source := one["source"]:
         yield "source", source["uri"]
         for field in ("revision", "digest"):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal
 
 import structlog
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnaps
 
 log = structlog.get_logger(__name__)
 
+_AGREEMENTS: dict[str, Literal["Agree", "Differ"]] = {"Agree": "Agree", "Differ": "Differ"}
 _CLASSES = {
     "Interactive": common_pb2.REQUEST_CLASS_INTERACTIVE,
     "Standard": common_pb2.REQUEST_CLASS_STANDARD,
@@ -234,6 +236,8 @@ class SchedulerSync:
                         share=adapter.share,
                         limits=_limits(adapter.limits) if adapter.limits is not None else None,
                         chat=adapter.chat.to_proto(),
+                        requires_record=adapter.requires_record,
+                        refuses_mismatch=adapter.refuses_mismatch,
                     )
                     for adapter in self._catalog.adapters
                 ],
@@ -414,6 +418,7 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
             checker=it.checker,
             base_digest=it.base_digest or None,
             proved_by=tuple(name[:64] for name in it.proved_by)[:MAX_KERNELS],
+            recorded_answers=_AGREEMENTS.get(it.recorded_answers),
             warnings=tuple(warning[:253] for warning in it.warnings)[:MAX_WARNINGS],
         )
     except ValidationError as error:

@@ -92,7 +92,7 @@ def adapter_entry(
     certificate = {
         "digest": digest, "shortDigest": "a" * 12, "sizeBytes": 270445, "rank": 8, "alpha": "16",
         "targetModules": ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"], "format": "peft", "checker": 5,
-        "baseDigest": BASE_DIGEST, "provedBy": ["cpp", "torch"], "warnings": list(warnings),
+        "baseDigest": BASE_DIGEST, "provedBy": ["cpp", "torch"], "recordedAnswers": "Agree", "warnings": list(warnings),
     }  # fmt: skip
     return {
         "namespace": namespace,

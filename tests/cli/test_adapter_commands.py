@@ -91,6 +91,7 @@ def test_one_adapter_is_shown_with_all_conditions(stack: StandingStack, capsys: 
         "linears 2: up_proj",
         f"checked by check 5, against {BASE_DIGEST}",
         "proved by the kernels cpp, torch",
+        "answers as recorded in training",
         f"source {(BUNDLED / 'adapters' / 'pirate').as_uri()}",
         f"manifest {stack.manifests}/pirate.json:1:1",
         "resident demo-1 (device)",

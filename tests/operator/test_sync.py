@@ -109,7 +109,7 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             await until(lambda: scheduler.snapshots() == [["b"]])
 
 
-async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Path) -> None:
+async def test_the_catalog_is_sent_with_tenants_shares_formats_and_demands(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     tenants = {"overrides": [{"namespace": "acme", "tokensPerMinute": 9, "weight": 3}]}
     place = view(
@@ -123,7 +123,8 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
         ],
         adapters=[
             adapter("a", share=["acme"], chat={"toolFormat": "mistral", "reasoningFormat": "think"}),
-            adapter("b"),
+            adapter("b", verify={"require": "Record", "onFailure": "Refuse"}),
+            adapter("c", verify={"require": "None", "onFailure": "Warn"}),
         ],
     )
     async with fake_scheduler(address) as scheduler, syncing(address) as sync:
@@ -131,8 +132,14 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
         await until(lambda: len(scheduler.snapshots()) == 1)
         snapshot = scheduler.received[-1].snapshot
         assert [(one.chat.tool, one.chat.request_templates) for one in snapshot.pools] == [("hermes", True)]
-        assert [(one.chat.tool, one.chat.reasoning) for one in snapshot.adapters] == [("mistral", "think"), ("", "")]
-        assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
+        assert [(one.chat.tool, one.chat.reasoning) for one in snapshot.adapters] == [
+            ("mistral", "think"),
+            ("", ""),
+            ("", ""),
+        ]
+        assert [list(one.share) for one in snapshot.adapters] == [["acme"], [], []]
+        demands = [(one.requires_record, one.refuses_mismatch) for one in snapshot.adapters]
+        assert demands == [(False, False), (True, True), (False, False)]
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
         standard = common_pb2.REQUEST_CLASS_STANDARD
         assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": standard, "acme": standard}]
@@ -180,6 +187,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
                         base_digest=DIGEST,
                         warnings=["odd", "w" * 300],
                         proved_by=["torch", "k" * 100, *map(str, range(20))],
+                        recorded_answers="Differ",
                     ),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
                     serving_source="hf://org/a",
@@ -202,6 +210,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         assert known.artifact.base_digest == DIGEST
         assert known.artifact.warnings == ("odd", "w" * 253)
         assert known.artifact.proved_by == ("torch", "k" * 64, "0", "1", "2", "3", "4", "5")
+        assert known.artifact.recorded_answers == "Differ"
         assert [(place.runner, place.tier) for place in known.replicas] == [("r0", "device"), ("r1", "host")]
         sync.send_state(catalog(), [])
         assert sync.adapter_reports == {}

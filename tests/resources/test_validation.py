@@ -503,6 +503,27 @@ def test_an_adapter_is_shared_with_64_at_most() -> None:
     assert "64" in problem.message
 
 
+def test_what_recorded_answers_decide_has_no_default() -> None:
+    resource = one(ADAPTER + "  verify: {require: None, onFailure: Refuse}\n").resource
+    assert isinstance(resource, LoRAAdapter)
+    assert resource.spec.verify is not None
+    assert (resource.spec.verify.require, resource.spec.verify.on_failure) == ("None", "Refuse")
+    for given in ("", "  verify: {}\n", "  verify: {require: null}\n"):
+        resource = one(ADAPTER + given).resource
+        assert isinstance(resource, LoRAAdapter)
+        verify = resource.spec.verify
+        assert verify is None or (verify.require, verify.on_failure) == (None, None)
+    for wrong in (
+        "{require: record}",
+        "{onFailure: Ignore}",
+        "{require: true}",
+        "{tolerance: 1}",
+        "{onFailure: [Warn]}",
+    ):
+        (problem,) = read_text(ADAPTER + f"  verify: {wrong}\n").problems
+        assert problem.field.startswith("spec.verify")
+
+
 def test_places_point_at_the_value() -> None:
     assert one(ADAPTER).place_of(("spec", "source", "uri")) == ManifestPosition("f", 6, 17)
 

@@ -36,7 +36,7 @@ DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
 class Proving(RegistrySetup):
     """The test is the engine."""
 
-    def __init__(self, folder: Path, kernels: str = "torch", **more) -> None:
+    def __init__(self, folder: Path, kernels: str | None = "torch", **more) -> None:
         super().__init__(folder, proves_with=kernels, **more)
         self.kernels = kernels
 

@@ -47,6 +47,7 @@ class RegistrySetup:
         engine="",
         check=None,
         proves_with=None,
+        proves_linears=True,
         version="1",
         run_layout="",
         slab_bytes=lambda _: 0,
@@ -64,7 +65,7 @@ class RegistrySetup:
         self.cache = cache
         sources = usual_sources(folder, **settings)
         key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker)
-        proofs = None if proves_with is None else KeptProofs(cache, key)
+        proofs = None if proves_with is None else KeptProofs(cache, key, linears=proves_linears)
         checks = Checks(
             cache,
             check or self.check,
@@ -84,6 +85,7 @@ class RegistrySetup:
             time_scale=sources.time_scale,
             surroundings=with_clock(self.clock),
             proves_with=proves_with,
+            proves_linears=proves_linears,
             slab_bytes=slab_bytes,
         )
 

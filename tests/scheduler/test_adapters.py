@@ -541,6 +541,7 @@ def remote(**how):
     """An adapter of a hub, as the operator states it."""
     key = {"source": "hf://org/pirate", "source_revision": "main", "credentials": "tenant-a/token"}
     key |= {"volume": "file:///volumes/shared", "folder": "tenant-a"}
+    key |= {"requires_record": True, "refuses_mismatch": True}
     limits = {name: how.pop(name) for name in ("max_bytes", "min_replicas") if name in how}
     return adapter(revision=RevisionKey(**(key | how)), **limits)
 
@@ -556,16 +557,17 @@ def test_an_order_has_everything_that_reading_the_bytes_needs():
         assert (order.source, order.source_revision) == ("hf://org/pirate", "main")
         assert (order.credentials, order.max_bytes) == ("tenant-a/token", 1000)
         assert (order.volume, order.folder) == ("file:///volumes/shared", "tenant-a")
+        assert (order.requires_record, order.refuses_mismatch) == (True, True)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         *({"source_revision": "v2"}, {"expected_digest": POET}, {"credentials": "tenant-a/other"}),
-        *({"source": "hf://org/b"}, {"folder": "b"}),
+        *({"source": "hf://org/b"}, {"folder": "b"}, {"requires_record": False}, {"refuses_mismatch": False}),
     ],
 )
-def test_a_changed_source_digest_credential_or_limit_is_a_new_revision(change):
+def test_a_changed_source_digest_credential_limit_or_demand_is_a_new_revision(change):
     driver = ready()
     driver.attach()
     driver.state(remote())

@@ -40,7 +40,17 @@ _FAILURE_REASONS = {
 }
 """Reasons by error code (motet.errors), for failures that have no reason of their own."""
 
-_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ProofFailed"))
+_CERTIFYING = frozenset(
+    (
+        "UnknownField",
+        "UnmappedTensors",
+        "ShapeMismatch",
+        "NoEffect",
+        "ProofFailed",
+        "ReferenceMismatch",
+        "RecordMissing",
+    )
+)
 """Failures of complete, well-formed files that do not fit the base model."""
 
 _ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))
@@ -317,6 +327,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
     secret = source.credentials_secret_ref
     pool = context.groups[resource.group]
     volume = _volume_of(resource, pool.resource)
+    verify = resource.spec.verify
     return AdapterEntry(
         name=resource.object_name,
         generation=adapter.generation,
@@ -336,6 +347,8 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         share=tuple(sorted(set(resource.spec.share))),
         limits=limits if (limits := resource.spec.limits) and limits.limited else None,
         chat=formats_of(resource.spec.chat),
+        requires_record=verify is not None and verify.require == "Record",
+        refuses_mismatch=verify is not None and verify.on_failure == "Refuse",
     )
 
 

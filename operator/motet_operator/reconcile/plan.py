@@ -176,6 +176,8 @@ class AdapterEntry:
 
     limits: Limits | None = None
     chat: ChatFormats = UNDECLARED
+    requires_record: bool = False
+    refuses_mismatch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,8 @@ def assemble(
         surroundings=surroundings,
         time_scale=time_scale,
         slab_bytes=info.slab_bytes,
-        proves_with=info.kernels.serving if info.proves and info.kernels is not None else None,
+        proves_with=info.kernels.serving if (info.proves or info.compares) and info.kernels is not None else None,
+        proves_linears=info.proves,
     )
     rule = preset_named(settings.preset, contiguous=settings.contiguous).promise
     return LoadedRunner(

@@ -136,7 +136,7 @@ class Engine(PlannedEngine):
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
-        self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._adding_kernels)
+        self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._adding_kernels, config.model)
         loads = AdapterLoads(
             self._store.bytes, linears.layout, clock, linears.base, self._prover, copy_stream_for(loaded.device)
         )
@@ -221,6 +221,7 @@ class Engine(PlannedEngine):
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
             run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",
             proves=config.prove_adapters,
+            compares=True,
         )
 
     @property

@@ -387,6 +387,8 @@ class EngineInfo:
     that the pool serves."""
     proves: bool = False
     """True if the engine proves adapters: `Engine.load_adapter`"""
+    compares: bool = False
+    """True if it compares recorded answers with what it computes, whether it proves or not"""
     run_layout: str = ""
     """What the bytes of an adapter on the device depend on, besides the adapter and the base. Empty: it loads no
     slabs."""

@@ -72,11 +72,14 @@ class PlannedEngine:
         pinned: bool = False,
         proof: ProofOrder | None = None,
     ) -> None:
-        if proof is not None and not self.info.proves:
+        if proof is not None and not self._proves(proof):
             refused = ProofEnded(proof.number, digest, AdapterError("This engine proves no adapters."))
             self.planner.sequences.events.append(refused)
             proof = None
         self.planner.commands.load_adapter(digest, layout, pinned=pinned, proof=proof)
+
+    def _proves(self, order: ProofOrder) -> bool:
+        return (self.info.proves or not order.linears) and (self.info.compares or not order.recorded)
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")

@@ -152,7 +152,9 @@ class RunnerService:
             check_header=self._checks.check_header,
         )
         await asyncio.to_thread(cache.prepare)
-        proofs = KeptProofs(cache, ProofKey.of(info, base)) if info.proves else None
+        proofs = None
+        if info.proves or info.compares:
+            proofs = KeptProofs(cache, ProofKey.of(info, base), linears=info.proves)
         checks = Checks(
             cache,
             self._checks.check,

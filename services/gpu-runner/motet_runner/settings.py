@@ -132,9 +132,9 @@ class Settings(BaseSettings):
     """Whether the engine proves an adapter before it first serves it: on four fixed rows, each linear that it reads
     from its memory must give what follows from the adapter's files, and the logits of a short text must move. Otherwise
     the runner refuses the adapter (`ProofFailed`, `NoEffect`). After a change of version, data type, device or kernels,
-    adapters serve on and are proved again beside the requests. `False`: an adapter is ready once it is checked. Off by
-    default: how much rounding explains was tried with small models, and good adapters of large ones can be refused.
-    Engines with vLLM prove nothing."""
+    adapters serve on and are proved again beside the requests. `False`: an adapter is ready once it is checked, and its
+    recorded answers are compared if it has any. Off by default: how much rounding explains was tried with small models,
+    and good adapters of large ones can be refused. Engines with vLLM prove and compare nothing."""
 
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels with which

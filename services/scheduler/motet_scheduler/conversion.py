@@ -27,6 +27,7 @@ from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
 from motet_scheduler.policy.values import (
+    AGREEMENTS,
     MAX_KERNELS,
     USUAL_COLD_WAIT,
     AdapterReadiness,
@@ -111,6 +112,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         warnings=tuple(it.warnings),
         device_rank=it.device_rank,
         proved_by=tuple(it.proved_by[:MAX_KERNELS]),
+        recorded_answers=it.recorded_answers if it.recorded_answers in AGREEMENTS else "",
     )
 
 
@@ -131,6 +133,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         warnings=it.warnings,
         device_rank=it.device_rank,
         proved_by=it.proved_by,
+        recorded_answers=it.recorded_answers,
     )
 
 
@@ -474,6 +477,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
                 effect.credentials,
             )
             ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
+            ensure.requires_record, ensure.refuses_mismatch = effect.requires_record, effect.refuses_mismatch
             ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
             return down
         case effects.DropAdapter():
@@ -533,6 +537,8 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
             credentials=it.credentials,
             volume=it.volume,
             folder=it.folder,
+            requires_record=it.requires_record,
+            refuses_mismatch=it.refuses_mismatch,
         ),
         max_class=RequestClass.from_proto(it.max_class) if it.max_class else RequestClass.INTERACTIVE,
         min_replicas=it.min_replicas,

@@ -153,6 +153,19 @@ class AdapterPlacement(ResourceModel):
     )
 
 
+class AdapterVerify(ResourceModel):
+    """What the answers must show that were recorded where the adapter was trained (`motet_proof.json`). If the adapter
+    has the file, a runner compares it with what it computes."""
+
+    require: Literal["Record", "None"] | None = None
+    """`Record`: without the file, a revision is refused. Absent: `None`."""
+
+    on_failure: Literal["Refuse", "Warn"] | None = None
+    """What becomes of a revision whose recorded answers are those of another model. `Refuse`: it is refused. `Warn`:
+    it serves, with a warning in the status. Absent: `Warn`. Answers that were recorded on a quantized base model differ
+    in any case, and are only warned about."""
+
+
 class LoRAAdapterSpec(ResourceModel):
     """What the tenant declares."""
 
@@ -178,6 +191,7 @@ class LoRAAdapterSpec(ResourceModel):
     count as theirs. If you remove a namespace, its running requests go on to their end."""
 
     chat: Chat | None = None
+    verify: AdapterVerify | None = None
     suspend: bool = False
     """True: no runner holds or serves the adapter. The object stays."""
 

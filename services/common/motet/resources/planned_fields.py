@@ -5,7 +5,6 @@ When you add the code that enforces a field, move it from here into its model.""
 PLANNED_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {
         "spec.slo": "latency targets",
-        "spec.verify": "probe prompts against a reference",
     },
     "ServingPool": {
         "spec.slo.ttftMilliseconds": "targets for the first token",

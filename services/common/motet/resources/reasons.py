@@ -37,6 +37,12 @@ _CERTIFYING = {
     "ProofFailed": "Runners' engines have loaded the adapter, and what they compute with it differs from what follows "
     "from its files. All runners of the pool were asked. The message says where the results differ, and whether the "
     "proofs of other adapters fail there, too: then the runner is probably at fault. Please report it.",
+    "ReferenceMismatch": "The adapter's recorded answers (`motet_proof.json`) are those of another model: they were "
+    "recorded on other weights, with another tokenizer, or with another configuration of the adapter. Serve it on the "
+    "model that it was trained on, or record them again: `motet adapter record`. Log probabilities that differ are "
+    "only warned about unless `spec.verify.onFailure` is Refuse.",
+    "RecordMissing": "`spec.verify.require` is Record, and the adapter has no recorded answers (`motet_proof.json`), "
+    "or the pool's engine compares none. Write them where the adapter was trained: `motet adapter record`.",
 }
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "

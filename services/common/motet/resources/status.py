@@ -131,6 +131,10 @@ class Artifact(StatusModel):
     """The runners' kernels that have proved it: what they compute with it follows from its files. Empty: its engine
     proves nothing, or it serves on until it is proved again."""
 
+    recorded_answers: Literal["Agree", "Differ"] | None = None
+    """Whether the answers that were recorded where it was trained are those of this base model. Absent: it has none, or
+    the pool's engine compares none."""
+
     warnings: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WARNINGS, strict=False)
     ] = ()

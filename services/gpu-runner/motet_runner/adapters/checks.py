@@ -50,7 +50,7 @@ class Checks:
             certificate, layout = checked.certificate, checked.layout
             certificate.digest, certificate.base_digest = held.digest, self._base_digest
             certificate.size_bytes, certificate.checker = held.bytes, self._version
-            checked = Certification.of(certificate, layout, checked.engine)
+            checked = Certification.of(certificate, layout, checked.engine, recorded=checked.recorded)
             found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
                 checked = self._with_slab(held, replace(checked, layout=layout.stored()))
@@ -72,7 +72,7 @@ class Checks:
             self._proofs.forget(held.folder)
 
     def _with_proofs(self, held: Held, checked: Certification) -> Certification:
-        if self._proofs is None:
+        if self._proofs is None or not self._proofs.concern(checked):
             return checked
         found = self._proofs.of(held.folder, held.digest, checked)
         return replace(

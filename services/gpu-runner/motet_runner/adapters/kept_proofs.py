@@ -20,6 +20,7 @@ from motet_runner.adapters.certification import Certification, EngineLimits
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.layout import SLAB_VERSION
 from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.recorded_answers import Comparison
 from motet_runner.interface import EngineInfo
 
 MAX_KERNELS = 8
@@ -60,7 +61,7 @@ class ProofKey(NamedTuple):
         return f"{PREFIX}{_hash(self._packed(digest, linears_file))}.json"
 
     def encode(self, digest: Digest, linears_file: str, proofs: Iterable[Proof]) -> bytes:
-        packed, found = self._packed(digest, linears_file), orjson.dumps([tuple(one) for one in proofs][-MAX_KERNELS:])
+        packed, found = self._packed(digest, linears_file), _packed_proofs(proofs)
         return orjson.dumps({"key": packed.decode(), "proofs": found.decode(), "sum": _hash(packed + found)})
 
     def decode(self, digest: Digest, linears_file: str, content: bytes) -> tuple[Proof, ...]:
@@ -73,9 +74,15 @@ class ProofKey(NamedTuple):
 
 
 class KeptProofs:
-    def __init__(self, cache: DiskCache, key: ProofKey) -> None:
+    def __init__(self, cache: DiskCache, key: ProofKey, *, linears: bool = True) -> None:
+        """`linears`: the engine proves linears; a comparison of recorded answers alone does not count as a proof."""
         self._cache = cache
         self._key = key
+        self._linears = linears
+
+    def concern(self, checked: Certification) -> bool:
+        """False: there is nothing of the adapter that the engine proves or compares."""
+        return self._linears or checked.recorded
 
     def of(self, folder: Path, digest: Digest, checked: Certification) -> tuple[Proof, ...]:
         """The proofs of this engine, one for each of its kernels; none from a file that says something else"""
@@ -84,14 +91,17 @@ class KeptProofs:
             content = _read(folder / self._key.file_name(digest, linears_file))
         except OSError:
             return ()
-        return self._key.decode(digest, linears_file, content)
+        return tuple(one for one in self._key.decode(digest, linears_file, content) if self._counts(one))
+
+    def _counts(self, proof: Proof) -> bool:
+        return proof.linears or not self._linears
 
     def any_of(self, folder: Path, digest: Digest) -> bool:
         """True if any engine has proved it, also one that differs from this one."""
         with suppress(OSError):
             for file in islice(folder.glob(f"{PREFIX}*.json"), MAX_PROOF_FILES):
                 key, proofs = _decode(_read(file))
-                if proofs and key and key[0] == digest:
+                if any(map(self._counts, proofs)) and key and key[0] == digest:
                     return True
         return False
 
@@ -123,10 +133,19 @@ def _decode(content: bytes) -> tuple[list[Any], tuple[Proof, ...]]:
         key, found = kept["key"], kept["proofs"]
         if kept["sum"] != _hash(key.encode() + found.encode()):
             return [], ()
-        proofs = tuple(Proof(str(name), float(moved), float(most)) for name, moved, most in orjson.loads(found))
-        return list(orjson.loads(key)), proofs
+        return list(orjson.loads(key)), tuple(_proof(*one) for one in orjson.loads(found))
     except (LookupError, TypeError, ValueError, AttributeError):
         return [], ()
+
+
+def _packed_proofs(proofs: Iterable[Proof]) -> bytes:
+    found = [(*one[:-1], None if one.recorded is None else tuple(one.recorded)) for one in proofs]
+    return orjson.dumps(found[-MAX_KERNELS:])
+
+
+def _proof(kernels: str, moved: float, composition: float, linears: bool, recorded: list[Any] | None) -> Proof:
+    compared = None if recorded is None else Comparison(*recorded)
+    return Proof(str(kernels), float(moved), float(composition), bool(linears), compared)
 
 
 def _hash(content: bytes) -> str:

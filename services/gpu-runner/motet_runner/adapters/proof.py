@@ -7,6 +7,8 @@ error says why the engine has given up.
 
 from typing import NamedTuple
 
+from motet_runner.adapters.recorded_answers import Comparison
+
 FAINT = 10
 """An adapter that moves the logits by less than this multiple of what the rows beside it move them is warned about."""
 
@@ -17,10 +19,14 @@ class ProofOrder(NamedTuple):
     number: int
     serves_meanwhile: bool = False
     """True: it was proved before, by other kernels or another version, and no request waits for this proof."""
+    linears: bool = True
+    """Whether its linears and its effect are to be proved"""
+    recorded: bool = False
+    """Whether its recorded answers are to be compared with what the engine computes"""
 
 
 class Proof(NamedTuple):
-    """The adapter's results in the engine's memory are right, and it moves the logits."""
+    """The adapter's results in the engine's memory are right, and it moves the logits: as far as that was ordered."""
 
     kernels: str
     """That have read the adapter"""
@@ -28,11 +34,20 @@ class Proof(NamedTuple):
     """The largest change of a logit by the adapter"""
     composition: float
     """The largest change of a logit of the base model by other rows in its batch"""
+    linears: bool = True
+    """False: only the recorded answers were compared."""
+    recorded: Comparison | None = None
+    """What the recorded answers have shown; None: they were not compared."""
+
+    @property
+    def warnings(self) -> list[str]:
+        found = [self.warning, self.recorded.difference if self.recorded is not None else ""]
+        return [warning for warning in found if warning]
 
     @property
     def warning(self) -> str:
         """Empty if the adapter moves enough"""
-        if self.moved >= FAINT * self.composition:
+        if not self.linears or self.moved >= FAINT * self.composition:
             return ""
         return (
             f"the adapter hardly changes anything: it moves the logits by {self.moved:.1e} at most, and other requests "

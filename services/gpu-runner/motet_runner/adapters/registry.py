@@ -61,9 +61,9 @@ class AdapterRegistry:
         time_scale: float = 1.0,
         slab_bytes: Callable[[int], int] = lambda _: 0,
         proves_with: str | None = None,
+        proves_linears: bool = True,
     ) -> None:
-        """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
-        it proves nothing."""
+        """`slab_bytes`, `proves_with`, `proves_linears`: see `AdapterPolicy`"""
         self.files = files
         self._post = post
         self._metrics = metrics
@@ -79,6 +79,7 @@ class AdapterRegistry:
             failures=failures,
             slab_bytes=slab_bytes,
             proves_with=proves_with,
+            proves_linears=proves_linears,
         )
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
@@ -139,6 +140,8 @@ class AdapterRegistry:
                 order.adapter,
                 check=order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED,
                 load=order.stage >= common_pb2.ADAPTER_STAGE_HOST,
+                requires_record=order.requires_record,
+                refuses_mismatch=order.refuses_mismatch,
             )
         except MotetError:
             self._metrics.adapter_failures.inc()
@@ -153,11 +156,14 @@ class AdapterRegistry:
         *,
         check: bool = True,
         load: bool = False,
+        requires_record: bool = False,
+        refuses_mismatch: bool = False,
     ) -> AdapterLife:
         _check_digest(fetch.expected)
         number, future = self._wait()
         try:
-            self._decide(self.policy.order, Order(number, ref, fetch, check, load))
+            order = Order(number, ref, fetch, check, load, requires_record, refuses_mismatch)
+            self._decide(self.policy.order, order)
             return await future
         finally:
             if self._waiting.pop(number, None) is not None:

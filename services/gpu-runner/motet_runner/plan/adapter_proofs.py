@@ -24,15 +24,20 @@ MAX_PLANS_WAITED = 256
 
 @dataclass(slots=True, eq=False)
 class _Ordered:
-    number: int
+    order: ProofOrder
     since: int
     """How many plans there were before"""
+
+    @property
+    def number(self) -> int:
+        return self.order.number
 
 
 class Attempt(NamedTuple):
     number: int
     """Unique per attempt"""
     digest: Digest
+    order: ProofOrder
 
 
 class AdapterProofs:
@@ -63,7 +68,7 @@ class AdapterProofs:
         self._refused.pop(digest, None)
         answer = self._give_up(digest, "another order has replaced this one")
         if order is not None:
-            self._orders[digest] = _Ordered(order.number, self._plans)
+            self._orders[digest] = _Ordered(order, self._plans)
         return answer
 
     def forget(self, digest: Digest) -> ProofEnded | None:
@@ -152,7 +157,7 @@ class AdapterProofs:
         best = next((one for one in able if self._urgent(one, awaited)), present.digest if present else able[0])
         if present is None or present.digest != best:
             self._attempts += 1
-            self._attempt = Attempt(self._attempts, best)
+            self._attempt = Attempt(self._attempts, best, self._orders[best].order)
         return self._attempt
 
     def yields(self, digest: Digest, awaited: Callable[[Digest], bool]) -> bool:

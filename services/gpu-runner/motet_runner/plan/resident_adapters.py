@@ -300,11 +300,11 @@ class ResidentAdapters:
         attempt = self.proofs.attempt(self._has_arrived, self._has_sequences)
         if attempt is None:
             return None
-        number, digest = attempt
+        number, digest, order = attempt
         awaited = self._loading is not None and self._has_sequences(self._loading.digest)
         paused = awaited and self.proofs.yields(digest, self._has_sequences)
         first_page = self._budget.run_of(digest).start
-        return ProofStep(number, digest, self._known[digest].layout, first_page, paused)
+        return ProofStep(number, digest, self._known[digest].layout, first_page, order, paused)
 
     # -- what a worker says ------------------------------------------------------------------------------------------
 

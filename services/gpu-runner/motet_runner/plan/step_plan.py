@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from motet.domain import Digest, RequestId
 from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.prompt_scores import PromptScores
@@ -134,6 +134,8 @@ class ProofStep:
     layout: AdapterLayout
     first_page: int
     """The present first page of the adapter's run"""
+    order: ProofOrder
+    """Which parts there are"""
     paused: bool = False
     """Do no part with this plan."""
 

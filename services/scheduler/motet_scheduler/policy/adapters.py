@@ -788,6 +788,8 @@ def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage
         credentials=source.key.credentials,
         volume=source.key.volume,
         folder=source.key.folder,
+        requires_record=source.key.requires_record,
+        refuses_mismatch=source.key.refuses_mismatch,
         max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=stage,

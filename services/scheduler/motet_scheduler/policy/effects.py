@@ -102,6 +102,8 @@ class EnsureAdapter:
     max_bytes: int = 0
     volume: str = ""
     folder: str = ""
+    requires_record: bool = False
+    refuses_mismatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

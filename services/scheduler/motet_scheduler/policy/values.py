@@ -162,8 +162,8 @@ class PoolSpec:
 
 @value(kw_only=True)
 class RevisionKey:
-    """What identifies a revision of an adapter. Other bytes, another source, another Secret, another volume, another
-    group or another base model make a new revision."""
+    """What identifies a revision of an adapter. Other bytes, another source, another Secret, another volume, other
+    words about recorded answers, another group or another base model make a new revision."""
 
     source: str
     source_revision: str = ""
@@ -179,6 +179,12 @@ class RevisionKey:
 
     folder: str = ""
     """The only folder of the volume that may be read; empty: the whole volume."""
+
+    requires_record: bool = False
+    """It must have recorded answers."""
+
+    refuses_mismatch: bool = False
+    """Its recorded answers must be those of this base model; else a difference is only a warning."""
 
     group: GroupName = GroupName("")
     """Whose runners serve it. The operator leaves this and `base` empty."""
@@ -209,6 +215,9 @@ class AdapterSpec:
 MAX_KERNELS = 8
 """The number of kernels that a certificate names"""
 
+AGREEMENTS = ("Agree", "Differ")
+"""What a certificate says of recorded answers"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
@@ -231,6 +240,8 @@ class Certificate:
     """What counts in device memory: more than `rank` if the adapter scales results; 0 means `rank`"""
     proved_by: tuple[str, ...] = ()
     """Kernels that have proved it"""
+    recorded_answers: str = ""
+    """One of `AGREEMENTS`; empty: they were not compared, or there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1635,6 +1635,7 @@ class Certificate(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     DEVICE_RANK_FIELD_NUMBER: _builtins.int
     PROVED_BY_FIELD_NUMBER: _builtins.int
+    RECORDED_ANSWERS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1652,6 +1653,8 @@ class Certificate(_message.Message):
     """version of the checks that it passed; 0 in those from before there was one"""
     device_rank: _builtins.int
     """what counts in device memory: rank, and more if it scales results; 0 means rank"""
+    recorded_answers: _builtins.str
+    """Agree or Differ; empty: they were not compared, or there are none"""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1682,10 +1685,11 @@ class Certificate(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         device_rank: _builtins.int = ...,
         proved_by: _abc.Iterable[_builtins.str] | None = ...,
+        recorded_answers: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "recorded_answers", b"recorded_answers", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1743,6 +1747,8 @@ class EnsureAdapter(_message.Message):
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    REQUIRES_RECORD_FIELD_NUMBER: _builtins.int
+    REFUSES_MISMATCH_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1760,6 +1766,10 @@ class EnsureAdapter(_message.Message):
     """of the volume: nothing outside of it is read; empty: all of it may be"""
     order: _builtins.int
     """its own number, which every answer repeats"""
+    requires_record: _builtins.bool
+    """refuse it without recorded answers"""
+    refuses_mismatch: _builtins.bool
+    """refuse it if its recorded answers are those of another model; else it is a warning"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1776,10 +1786,12 @@ class EnsureAdapter(_message.Message):
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
         order: _builtins.int = ...,
+        requires_record: _builtins.bool = ...,
+        refuses_mismatch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2274,6 +2286,8 @@ class AdapterEntry(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    REQUIRES_RECORD_FIELD_NUMBER: _builtins.int
+    REFUSES_MISMATCH_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -2293,6 +2307,9 @@ class AdapterEntry(_message.Message):
     """URI of the volume that the source lies on; empty: on none"""
     folder: _builtins.str
     """of the volume: nothing outside of it is read; empty: all of it may be"""
+    requires_record: _builtins.bool
+    """see EnsureAdapter"""
+    refuses_mismatch: _builtins.bool
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -2323,10 +2340,12 @@ class AdapterEntry(_message.Message):
         share: _abc.Iterable[_builtins.str] | None = ...,
         limits: Global___Limits | None = ...,
         chat: Global___ChatFormats | None = ...,
+        requires_record: _builtins.bool = ...,
+        refuses_mismatch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "limits", b"limits", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "limits", b"limits", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "limits", b"limits", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

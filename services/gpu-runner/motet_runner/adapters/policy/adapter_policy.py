@@ -15,6 +15,7 @@ from motet_runner.adapters.policy.effects import Answer, Effect
 from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.policy.order_refusal import refusal_of
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
 from motet_runner.adapters.policy.proof_orders import ProofOrders
 from motet_runner.adapters.policy.slabs import SlabQueue
@@ -47,10 +48,11 @@ class AdapterPolicy:
         failures: SourceFailures,
         slab_bytes: Callable[[int], int] = lambda _: 0,
         proves_with: str | None = None,
+        proves_linears: bool = True,
     ) -> None:
         """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
-        it proves nothing."""
-        self.proofs = ProofOrders(proves_with)
+        it proves and compares nothing. `proves_linears`: else it only compares recorded answers."""
+        self.proofs = ProofOrders(proves_with, linears=proves_linears)
         self._failures = failures
         self._users_of = users_of
         self._clock = clock
@@ -511,6 +513,10 @@ class AdapterPolicy:
         for order in list(life.orders.values()):
             if self.proofs.may_serve(life) or not order.check:
                 del life.orders[order.number]
+                refused = refusal_of(order, life, compares=self.proofs.kernels is not None)
+                if refused is not None:
+                    self._fail_order(order, Failure.of(refused))
+                    continue
                 self._emit(effects.Succeed(order.number, life.digest))
                 if order.load and life.checked is not None:
                     self._load(life)
@@ -532,7 +538,7 @@ class AdapterPolicy:
         self._tell_pin(life)
 
     def _load(self, life: AdapterLife) -> None:
-        waits_for_proof = self.proofs.kernels is not None and bool(life.orders)
+        waits_for_proof = self.proofs.concerns(life) and bool(life.orders)
         if (life.drop_when_idle and not waits_for_proof) or life.checked is None:
             return
         if not life.on_device or self.proofs.lacks(life):

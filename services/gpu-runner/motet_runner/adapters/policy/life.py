@@ -9,6 +9,7 @@ from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy.effects import Check, Evict, Find
 from motet_runner.adapters.policy.values import Held, Order
 from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.recorded_answers import Comparison
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +50,19 @@ class AdapterLife:
         return self.checked is not None and self.pending is None
 
     @property
+    def kernels(self) -> tuple[str, ...]:
+        """Those of this engine that have proved the adapter, or have compared its recorded answers"""
+        return () if self.checked is None else tuple(proof.kernels for proof in self.checked.proofs)
+
+    @property
     def proved_by(self) -> tuple[str, ...]:
         """The kernels of this engine that have proved the adapter"""
-        return () if self.checked is None else tuple(proof.kernels for proof in self.checked.proofs)
+        return () if self.checked is None else tuple(proof.kernels for proof in self.checked.proofs if proof.linears)
+
+    @property
+    def compared(self) -> Comparison | None:
+        """The newest comparison of its recorded answers by this engine"""
+        return next((one.recorded for one in reversed(self.checked.proofs)), None) if self.checked is not None else None
 
     @property
     def proved(self) -> bool:
@@ -67,7 +78,10 @@ class AdapterLife:
         certificate.proved_by.extend(self.proved_by)
         for proof in self.checked.proofs[-1:]:
             certificate.max_delta_to_base = proof.moved
-            certificate.warnings.extend([proof.warning] if proof.warning else [])
+            certificate.warnings.extend(proof.warnings)
+            if proof.recorded is not None:
+                certificate.max_delta_to_reference = proof.recorded.largest
+                certificate.recorded_answers = "Agree" if proof.recorded.agrees else "Differ"
         return certificate
 
     @property

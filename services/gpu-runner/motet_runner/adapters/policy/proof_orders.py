@@ -16,9 +16,11 @@ MAX_AGAIN = 2
 
 
 class ProofOrders:
-    def __init__(self, kernels: str | None) -> None:
+    def __init__(self, kernels: str | None, *, linears: bool = True) -> None:
+        """`linears`: the engine proves linears; else it only compares recorded answers."""
         self.kernels = kernels
-        """The engine's present ones; None: it proves nothing."""
+        """The engine's present ones; None: it proves and compares nothing."""
+        self._linears = linears
         self._orders: dict[Digest, ProofOrder] = {}
         """Without an answer"""
         self._again: dict[Digest, None] = {}
@@ -27,7 +29,13 @@ class ProofOrders:
 
     def may_serve(self, life: AdapterLife) -> bool:
         """Whether a revision is ready. Requests need not wait for that: the engine knows what may serve."""
-        return life.checked is not None and (self.kernels is None or life.proved)
+        return life.checked is not None and (not self.concerns(life) or life.proved)
+
+    def concerns(self, life: AdapterLife) -> bool:
+        """True if there is something of the adapter to prove, or was."""
+        if self.kernels is None or life.checked is None:
+            return False
+        return self._linears or life.checked.recorded
 
     def lacks(self, life: AdapterLife) -> bool:
         """True if it may not serve, and nothing will change that."""
@@ -38,7 +46,12 @@ class ProofOrders:
         order = self._orders.get(life.digest)
         if order is None and self._needs(life):
             self._last += 1
-            order = self._orders[life.digest] = ProofOrder(self._last, serves_meanwhile=life.proved)
+            order = self._orders[life.digest] = ProofOrder(
+                self._last,
+                serves_meanwhile=life.proved,
+                linears=self._linears,
+                recorded=life.checked is not None and life.checked.recorded,
+            )
         return order
 
     def awaits(self, digest: Digest, number: int) -> bool:
@@ -70,4 +83,4 @@ class ProofOrders:
         return digest
 
     def _needs(self, life: AdapterLife) -> bool:
-        return self.kernels is not None and life.checked is not None and self.kernels not in life.proved_by
+        return self.concerns(life) and self.kernels not in life.kernels

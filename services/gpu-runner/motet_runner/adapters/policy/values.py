@@ -59,6 +59,10 @@ class Order:
     fetch: FetchRequest
     check: bool = True
     load: bool = False
+    requires_record: bool = False
+    """Refuse an adapter without recorded answers."""
+    refuses_mismatch: bool = False
+    """Refuse an adapter whose recorded answers are those of another model; else it is only warned about."""
 
     @property
     def manifest(self) -> str:

@@ -202,7 +202,7 @@ class AdapterLoads:
     def _begin_proof(self, step: ProofStep) -> _Proving:
         assert self.prover is not None, "this engine proves nothing"
         self._last_proof = step.number
-        proof = self.prover.begin(step.layout, self.layout(step.layout.rank), self.base)
+        proof = self.prover.begin(step.order, step.layout, self.layout(step.layout.rank), self.base)
         return _Proving(step.number, proof, self.clock())
 
     def _advance_proof(self, proving: _Proving, step: ProofStep, *, hurry: bool) -> Proof | None:

@@ -5,7 +5,7 @@ from typing import Protocol
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
 
 
 class ProofUnderWay(Protocol):
@@ -23,4 +23,7 @@ class ProofUnderWay(Protocol):
 
 
 class Proves(Protocol):
-    def begin(self, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None) -> ProofUnderWay: ...
+    def begin(
+        self, order: ProofOrder, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None
+    ) -> ProofUnderWay:
+        """Raises AdapterIncompatible."""

@@ -1,7 +1,8 @@
 """Proves an adapter where it lies in the engine's memory, before it serves.
 
 *Right*: for four fixed rows, each linear gives what kernels' reference gives for the tensors that were checked, within
-the rounding of the engine's type. *Acts*: the adapter moves the logits of a short text.
+the rounding of the engine's type. *Acts*: the adapter moves the logits of a short text. *Meant for
+this base*: see `answers_proof`.
 
 The engine's thread does a few linears with each plan, or one forward pass of four rows. A thread of its own reads the
 tensors and computes what is expected. The back end is another one of the kind that serves: it reads the same memory,
@@ -11,6 +12,7 @@ but no iteration's batch.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,14 @@ from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
 from motet_runner.adapters.expected_results import FP32_ROUNDING, ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.adapters.recorded_answers import RecordedAnswer
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import Trial, text
+from motet_runner.execute.proof.answers_proof import AnswersProof, Tokenizer
 
 LINEARS_AT_ONCE = 8
 """The most linears that one plan proves while sequences run"""
@@ -62,13 +66,23 @@ class Prover:
     """[bytes] with all adapters"""
     serving: Callable[[], tuple[str, AddLora]]
     """The name of the kernels that serve, and how they add adapters"""
+    model: Path
+    """The folder of the base model's files"""
     _kernels: str = ""
     _backend: LoraBackend[Any] | None = None
     _alone: torch.Tensor | None = None
     _composition: torch.Tensor | None = None
+    _tokenizer: Tokenizer | None = None
 
-    def begin(self, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None) -> "AdapterProof":
-        return AdapterProof(self, ExpectedResults(layout, run_layout, self.loaded.dtype, base), self.kernels)
+    def begin(
+        self, order: ProofOrder, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None
+    ) -> "AdapterProof":
+        expected = ExpectedResults(layout, run_layout, self.loaded.dtype, base) if order.linears else None
+        answers = None
+        if order.recorded:
+            self._tokenizer = self._tokenizer or Tokenizer(self.model)
+            answers = AnswersProof(layout, self._tokenizer, self.loaded.vocabulary, self._answer_logits)
+        return AdapterProof(self, expected, answers, self.kernels)
 
     @property
     def kernels(self) -> str:
@@ -105,6 +119,17 @@ class Prover:
         assert self._composition is not None
         return (self.logits(adapter=adapter) - self._alone).abs().max(), self._composition
 
+    def _answer_logits(self, adapter: PlacedAdapter, answer: RecordedAnswer) -> torch.Tensor:
+        tokens = [*answer.prompt_ids, *answer.answer_ids[:-1]]
+        backend = self.backend()
+        modules = replace(self.loaded, fused=None)
+        trial = Trial(modules, [tokens], backend=backend, adapters={0: adapter})
+        batch = trial.batch({0: len(tokens)})
+        batch.keep = batch.keep[-len(answer.answer_ids) :]
+        batch.choices = None
+        with added(modules, backend, batch):
+            return modules.forward(batch)
+
     def logits(self, *company: list[int], adapter: PlacedAdapter | None = None) -> torch.Tensor:
         """[TOKENS, vocabulary] of the fixed text in fp32, by the model's modules on pages of their own"""
         texts = [text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary), *company]
@@ -123,9 +148,13 @@ class Prover:
 
 
 class AdapterProof:
-    def __init__(self, prover: Prover, expected: ExpectedResults, kernels: str) -> None:
+    def __init__(
+        self, prover: Prover, expected: ExpectedResults | None, answers: AnswersProof | None, kernels: str
+    ) -> None:
+        """`expected`: None if linears and effect are not to be proved; `answers`: None if there are none to compare."""
         self._prover = prover
         self._expected = expected
+        self._answers = answers
         self._kernels = kernels
         self._compared: list[_Compared] = []
         self._effect: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -133,35 +162,57 @@ class AdapterProof:
         """How many parts are done"""
 
     def give_up(self) -> None:
-        self._expected.give_up()
+        if self._expected is not None:
+            self._expected.give_up()
 
     def advance(self, placed: PlacedAdapter, *, wait_seconds: float) -> bool:
         """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait, so go on
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
-        prover = self._prover
-        if len(self._compared) < self._expected.linears:
-            backend = prover.backend()
-            batch = backend.make_batch([Segment(0, ROWS, placed)])
-            ends = time.monotonic() + wait_seconds
-            most = len(self._compared) + (self._expected.linears if wait_seconds else LINEARS_AT_ONCE)
-            while len(self._compared) < min(most, self._expected.linears):
-                expected = self._expected.take(max(0.0, ends - time.monotonic()))
-                if expected is None:
-                    break
-                self._compared.append(self._compare(expected, backend, batch))
-                self.parts += 1
-                if wait_seconds and time.monotonic() >= ends:
-                    break
+        prover, expected = self._prover, self._expected
+        if expected is not None and len(self._compared) < expected.linears:
+            self._next_linears(expected, placed, wait_seconds)
             return False
-        self.parts += 1
-        if prover.prepare():
-            self._effect = prover.effect_of(placed)
-        return self._effect is not None
+        if expected is not None and self._effect is None:
+            self.parts += 1
+            if prover.prepare():
+                self._effect = prover.effect_of(placed)
+        elif self._answers is not None:
+            self.parts += self._answers.advance(placed, wait_seconds=wait_seconds)
+        acts = expected is None or self._effect is not None
+        return acts and (self._answers is None or self._answers.launched)
+
+    def _next_linears(self, results: ExpectedResults, placed: PlacedAdapter, wait_seconds: float) -> None:
+        backend = self._prover.backend()
+        batch = backend.make_batch([Segment(0, ROWS, placed)])
+        ends = time.monotonic() + wait_seconds
+        most = len(self._compared) + (results.linears if wait_seconds else LINEARS_AT_ONCE)
+        while len(self._compared) < min(most, results.linears):
+            expected = results.take(max(0.0, ends - time.monotonic()))
+            if expected is None:
+                break
+            self._compared.append(self._compare(expected, backend, batch))
+            self.parts += 1
+            if wait_seconds and time.monotonic() >= ends:
+                break
 
     def result(self) -> Proof:
         """Raises AdapterUnproved."""
-        assert self._effect is not None
+        moved = composition = 0.0
+        if self._effect is not None:
+            self._check_linears()
+            moved, composition = map(float, self._effect)
+            if not moved > 0:
+                raise _unproved(
+                    "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
+                    "rounds them away. Train on, or use a pool with a wider engine.dtype.",
+                    reason="NoEffect",
+                )
+        dtype = str(self._prover.loaded.dtype).removeprefix("torch.")
+        recorded = None if self._answers is None else self._answers.result(dtype)
+        return Proof(self._kernels, moved, composition, self._effect is not None, recorded)
+
+    def _check_linears(self) -> None:
         wrong = torch.stack([one.wrong for one in self._compared]).tolist() if self._compared else []
         for compared, is_wrong in zip(self._compared, wrong, strict=True):
             if is_wrong:
@@ -171,14 +222,6 @@ class AdapterProof:
                     f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner.",
                     reason="ProofFailed",
                 )
-        moved, composition = map(float, self._effect)
-        if not moved > 0:
-            raise _unproved(
-                "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
-                "rounds them away. Train on, or use a pool with a wider engine.dtype.",
-                reason="NoEffect",
-            )
-        return Proof(self._kernels, moved, composition)
 
     def _compare(self, expected: Expected, backend: LoraBackend[Any], batch: Any) -> _Compared:
         device = self._prover.memory.device

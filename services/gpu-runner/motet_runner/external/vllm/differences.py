@@ -15,7 +15,7 @@ DIFFERENCES: Mapping[str, str] = {
     "groups": "A request that is refused goes to a runner with Motet's engine, if the group has one.",
     "scales": "DoRA (`use_dora`), biases on lora_B (`lora_bias`) and trained biases are refused: the plain adapter "
     "that vLLM gets does not hold them yet.",
-    "proofs": "An adapter is ready once it is checked: it is not proved.",
+    "proofs": "An adapter is ready once it is checked: it is not proved, and its recorded answers are not compared.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked, moved nor left out of an "
     "iteration. Afterwards it goes on with other noise.",
