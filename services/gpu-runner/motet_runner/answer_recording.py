@@ -5,6 +5,7 @@ models and adapters: what a runner computes is compared with it.
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ def record(order: Recording) -> RecordedAnswers:
         quantization = getattr(base.config, "quantization_config", None)
         if quantization is None:
             base = base.to(device_named("auto"))
-        model = peft.PeftModel.from_pretrained(base, str(order.folder)).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # what one library says of another one helps nobody here
+            model = peft.PeftModel.from_pretrained(base, str(order.folder)).eval()
         with torch.inference_mode():
             answers = [_answer(model, text, prompt, order.tokens) for text, prompt in zip(texts, ids, strict=True)]
         found = RecordedAnswers(
