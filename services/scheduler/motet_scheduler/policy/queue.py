@@ -10,7 +10,7 @@ head, is tried.
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
 less urgent is placed before it, but for what takes nothing that it needs while it lacks an adapter slot alone
-(`reservations.py`). What has its turn before it and what is more urgent does not count, nor does what is placed where
+(`reserved_runners.py`). What has its turn before it and what is more urgent does not count, nor does what is placed where
 it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
@@ -42,7 +42,7 @@ from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.limit_changes import LimitChanges
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
-from motet_scheduler.policy.reservations import left_on
+from motet_scheduler.policy.reserved_runners import left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
