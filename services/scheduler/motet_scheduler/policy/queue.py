@@ -10,8 +10,8 @@ head, is tried.
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
 less urgent is placed before it, but for what takes nothing that it needs while it lacks an adapter slot alone
-(`reserved_runners.py`). What has its turn before it and what is more urgent does not count, nor does what is placed where
-it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
+(`reserved_runners.py`). What has its turn before it and what is more urgent does not count, nor does what is placed
+where it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
 `maxReplicas` allows no more, those that have its adapter. When one of these has room again, the first that need no
