@@ -189,7 +189,10 @@ FAULTS = [
         ("_logprobs_of(found[base])) > self._near:", "_logprobs_of(found[base])) < 0:", "an adapter may leak"),
         ("min(MAX_RANK, max_rank)", "MAX_RANK", "its rank is higher than the engine's"),
         ("count(FIRST_NUMBER)", "count(1)", "its numbers come again"),
-        ("                except AnswersLost:\n                    raise\n", "", "lost answers are a refusal"),
+        ("isinstance(error, AnswersLost | ", "isinstance(error, ", "lost answers are a refusal"),
+        (" or lacks_memory(error)\n", "\n", "without memory a kind is not adapted"),
+        ("if found != counted:", "if found > 2 * counted:", "blocks may be others than the plan's pages"),
+        ("for further in range(2):", "for further in range(1):", "blocks are counted once"),
     ),
     *_in(
         "worker_adapters",
@@ -202,6 +205,7 @@ FAULTS = [
         ("config.max_resident_adapters + on_cpu", "config.max_resident_adapters", "the base gets an adapter on a CPU"),
         ("lora_request=adapter)", "lora_request=None)", "vLLM is told of no adapter"),
         ("self._engine.abort_request(names)", "pass", "vLLM is told of no abort"),
+        ("blocks=(cache.num_gpu_blocks or 1) - 1", "blocks=cache.num_gpu_blocks or 1", "vLLM's own block is a page"),
     ),
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from motet.domain import pages_for
 from motet_runner.external.vllm.driven import Ask, Facts, Produced
 from motet_runner.external.vllm.row_changes import ChangedRow, ChangedRows, RowChanges
 from motet_runner.interface import Logprobs
@@ -121,7 +122,7 @@ class FakeDriven:
             self.known.add((one.ask.salt, one.ask.adapter, tuple(one.tokens[:end])))
             if one.computed == len(one.tokens):
                 made.append(name)
-        blocks = sum(-(-one.computed // self.facts.block_tokens) for one in self.running.values())
+        blocks = self.blocks_in_use()
         self.most_blocks = max(self.most_blocks, blocks)
         assert blocks <= self.facts.blocks, "vLLM would preempt a request"
         produced = [self._one_more(self.running[name]) for name in made]
@@ -140,6 +141,9 @@ class FakeDriven:
 
     def logprobs_of(self, ask: Ask) -> Logprobs:
         return Logprobs(-1.0)
+
+    def blocks_in_use(self) -> int:
+        return sum(pages_for(one.computed, self.facts.block_tokens) for one in self.running.values())
 
     def stops(self) -> int:
         return self.stopped

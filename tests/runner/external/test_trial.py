@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.driven import Ask, Penalties, Produced
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.interface import Logprobs
-from tests.runner.external.fake_driven import FakeDriven
+from tests.runner.external.fake_driven import FakeDriven, facts
 
 LINEARS = {f"model.layers.{layer}.{kind}": (16, 32) for layer in range(2) for kind in ("q_proj", "up_proj", "router")}
 WITHOUT = Logprobs(-0.5, ((7, -0.5), (8, -2.0)))
@@ -32,6 +33,12 @@ class Tried(FakeDriven):
     reads_masks_of_new_requests: bool = False
     """And not in the other iterations"""
     max_rank: int = 16
+    error: Exception = field(default_factory=lambda: ValueError("unsupported"))
+    """Of the kinds for which it raises"""
+    miscounts: dict[int, int] = field(default_factory=dict)
+    """Blocks in use -> what it says"""
+    keeps_blocks: bool = False
+    """Of requests that were aborted"""
     kinds: dict[int, list[str]] = field(default_factory=dict)
 
     def allow(self, name: str, allowed: bytes) -> None:
@@ -44,7 +51,7 @@ class Tried(FakeDriven):
         config = json.loads((folder / "adapter_config.json").read_text())
         kinds = config["target_modules"]
         if set(kinds) & set(self.raises) or config["r"] > self.max_rank:
-            raise ValueError("unsupported")
+            raise self.error
         super().load_adapter(number, folder)
         self.kinds[number] = kinds
 
@@ -52,6 +59,10 @@ class Tried(FakeDriven):
         beside = [one.ask.adapter for one in self.running.values() if one.ask.adapter]
         made = super().step()
         return [replace_logprobs(one, WITH) for one in made] if self.leaks and beside else made
+
+    def blocks_in_use(self) -> int:
+        blocks = super().blocks_in_use() + self.keeps_blocks * len(self.aborted)
+        return self.miscounts.get(blocks, blocks)
 
     def logprobs_of(self, ask: Ask) -> Logprobs:
         changed = set(self.kinds.get(ask.adapter, ())) - set(self.idle)
@@ -90,6 +101,23 @@ def test_a_model_that_vllm_does_not_adapt_serves_its_base() -> None:
     assert Trial(Tried(raises=("q_proj", "up_proj", "router")), LINEARS, 16).run() == {}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 9 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        OSError(28, "No space left on device"),
+        SafetensorError("I/O error"),
+    ],
+    ids=str,
+)
+def test_an_error_that_is_of_no_kind_of_linear_ends_the_start(error: Exception) -> None:
+    with pytest.raises(type(error)) as ended:
+        Trial(Tried(raises=("up_proj",), error=error), LINEARS, 16).run()
+    assert ended.value is error
+
+
 def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,6 +150,38 @@ def test_a_vllm_that_ignores_the_logits_processor_is_found(ignored: str) -> None
 def test_a_vllm_that_reads_masks_with_new_requests_alone_is_found() -> None:
     with pytest.raises(ModelFolderError, match="read each mask"):
         Trial(Tried(reads_masks_of_new_requests=True), LINEARS, 16).run()
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ({"miscounts": {0: 1}}, "1 of its blocks in use for 0 tokens, and Motet counts 0"),
+        ({"miscounts": {1: 2}}, "2 of its blocks in use for 16 tokens, and Motet counts 1"),
+        ({"miscounts": {2: 1}}, "1 of its blocks in use for 17 tokens, and Motet counts 2"),
+        ({"keeps_blocks": True}, "1 of its blocks in use for 0 tokens"),
+        ({"facts": facts(block_tokens=128), "miscounts": {1: 2}}, "2 of its blocks in use for 128 tokens"),
+    ],
+)
+def test_blocks_that_are_not_as_the_plan_counts_pages_are_found(does: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelFolderError, match=f"^This vLLM has {said}"):
+        Trial(Tried(**does), LINEARS, 16).run()
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ({"groups": 2}, "FakeForCausalLM has layers of 2 kinds"),
+        ({"blocks": 0, "block_tokens": 32}, r"holds no block of 32 tokens\. Raise engine\.kvCacheMiB"),
+        ({"shares_prefixes": False}, "no prefix cache for FakeForCausalLM"),
+    ],
+)
+def test_a_model_that_the_plan_cannot_count_is_refused_before_anything_is_tried(
+    says: dict[str, object], said: str
+) -> None:
+    driven = Tried(facts(**says))
+    with pytest.raises(ModelFolderError, match=said):
+        Trial(driven, LINEARS, 16).run()
+    assert not driven.asked
 
 
 def test_prompts_may_take_several_iterations() -> None:

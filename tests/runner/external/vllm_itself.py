@@ -64,6 +64,9 @@ class VllmItself:
     def step(self) -> list[Produced]:
         return self._call("step")
 
+    def blocks_in_use(self) -> int:
+        return self._call("blocks_in_use")
+
     def stops(self) -> int:
         return self._call("stops")
 
@@ -116,6 +119,9 @@ class OneTest:
         made = [one._replace(name=one.name.partition(" ")[2]) for one in self.itself.step()]
         self.asked -= {one.name for one in made if one.ended}
         return made
+
+    def blocks_in_use(self) -> int:
+        return self.itself.blocks_in_use()
 
     def stops(self) -> int:
         return self.itself.stops()

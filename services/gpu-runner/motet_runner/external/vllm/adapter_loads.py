@@ -49,7 +49,7 @@ class AdapterLoads:
         for load in begin:
             try:
                 self._loading[load.number] = _Writing(load, self.clock())
-            except OSError as error:
+            except (OSError, Overloaded) as error:  # no folder, or no thread
                 failed.append(LoadFailed(load.number, _as_motet_error(error)))
         for number in self._loading.keys() - loading.keys():
             del self._loading[number]
@@ -90,7 +90,10 @@ class _Writing:
         self.error: Exception | None = None
         self.read = self.seen = 0
         """How many linears the thread has read, and how many of them were counted"""
-        threading.Thread(target=self._write, name="adapter-load", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, name="adapter-load", daemon=True).start()
+        except RuntimeError as error:  # there are as many as may be
+            raise Overloaded(f"The runner could not load the adapter: {error}") from error
 
     def _write(self) -> None:
         try:

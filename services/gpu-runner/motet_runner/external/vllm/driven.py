@@ -88,6 +88,9 @@ class Driven(Protocol):
         """One more token of each request whose tokens are all computed, or nothing yet: then it is to be called again,
         because iterations overlap. An error that is raised ends this process."""
 
+    def blocks_in_use(self) -> int:
+        """Of KV, by the requests that are there"""
+
     def stops(self) -> int:
         """How many requests vLLM has stopped because it lacked blocks"""
 

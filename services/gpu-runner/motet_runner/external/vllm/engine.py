@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from motet.clock import Clock
-from motet.errors import ModelFolderError, ParameterUnavailable
+from motet.errors import ParameterUnavailable
 from motet_runner.adapters.layout import WITH_VLLM
 from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.options import check_served, options_of, seed_of
@@ -43,21 +43,6 @@ class Engine(PlannedEngine):
         self._masks = SequenceMasks(config.model / "tokenizer.json", facts.vocabulary, eos_token_ids)
         self._newest_end: float | None = None
         """When the newest iteration ended; None: the engine has been idle since."""
-        if facts.groups > 1:
-            raise ModelFolderError(
-                f"{facts.architecture} has layers of {facts.groups} kinds, for example with and without a sliding "
-                "window. vLLM gives each kind blocks of its own, which Motet does not count. Use a pool whose "
-                "engine.backend is motet, or another model."
-            )
-        if facts.blocks < 1:
-            raise ModelFolderError(
-                f"The memory for KV holds no block of {facts.block_tokens} tokens. Raise engine.kvCacheMiB."
-            )
-        if not facts.shares_prefixes:
-            raise ModelFolderError(
-                f"This vLLM has no prefix cache for {facts.architecture}, so each row that comes again would be "
-                "computed from its beginning. Use a pool whose engine.backend is motet, or another model."
-            )
         preset = preset_named(config.preset, contiguous=config.contiguous)
         self.costs = StepCosts(prefill_seconds_per_token=0.0, swap_seconds_per_page=0.0)
         self.planner = Planner(

@@ -64,7 +64,9 @@ USED: Mapping[str, Mapping[str, Members]] = {
     },
     "v1/engine/core_client.py": {"InprocClient": {"engine_core": ()}},
     "v1/engine/core.py": {"EngineCore": {"scheduler": ()}},
-    "v1/core/sched/scheduler.py": {"Scheduler": {"waiting": (), "kv_cache_config": ()}},
+    "v1/core/sched/scheduler.py": {"Scheduler": {"waiting": (), "kv_cache_config": (), "kv_cache_manager": ()}},
+    "v1/core/kv_cache_manager.py": {"KVCacheManager": {"block_pool": ()}},
+    "v1/core/block_pool.py": {"BlockPool": {"get_num_free_blocks": ()}},
     "v1/sample/logits_processor/interface.py": {
         "LogitsProcessor": {
             "is_argmax_invariant": (),

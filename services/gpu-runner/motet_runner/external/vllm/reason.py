@@ -29,7 +29,7 @@ FIELDS = {
 _LISTED = re.compile(r"\A\d+ validation errors? for \w+\n(?:\w+\n)?\s*(?:Value error, )?")
 """How pydantic begins the text of what it refuses"""
 _AFTER = re.compile(r"\s*(?:\[type=|See https://|in CLI, for example|To allow overriding this maximum).*")
-_MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
+_MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory|bad_alloc", re.IGNORECASE)
 _OF_WORKER = re.compile(r"\AWorker failed with error '(.*)', please check the stack trace above", re.DOTALL)
 _OF_OTHERS = "See stack trace for root cause"
 """A worker that fails as it starts says only in the log why."""

@@ -157,6 +157,9 @@ class Surface:
         self._changes.take(produced)
         return produced
 
+    def blocks_in_use(self) -> int:
+        return self.facts.blocks - int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
     def stops(self) -> int:
         return len(self._stopped)
 

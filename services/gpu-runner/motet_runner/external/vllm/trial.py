@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from motet.domain import pages_for
 from motet.errors import ModelFolderError
-from motet_runner.external.vllm.driven import AnswersLost, Ask, Driven, Penalties, Produced
+from motet_runner.external.vllm.driven import AnswersLost, Ask, Driven, Facts, Penalties, Produced
 from motet_runner.external.vllm.linears import by_kind
 from motet_runner.external.vllm.plain_adapter import write_plain
+from motet_runner.external.vllm.reason import lacks_memory
 from motet_runner.external.vllm.temporary_folders import temporary_folder
 
 MAX_RANK = 8
@@ -43,6 +46,8 @@ class Trial:
 
     def run(self) -> dict[str, tuple[int, int]]:
         """The linears that adapters change. Raises ModelFolderError if something is not as the plan needs it."""
+        _check(self._driven.facts)
+        self._try_to_count_pages()
         self._try_to_go_on()
         self._try_to_change_logits()
         self._try_another_mask()
@@ -50,6 +55,26 @@ class Trial:
         if served:
             self._try_base_beside(served)
         return {path: self._linears[path] for path in served}
+
+    def _try_to_count_pages(self) -> None:
+        """A request has the blocks that the plan counts: when its tokens fill one, with one more, and after its end."""
+        block = self._driven.facts.block_tokens
+        prompt = self._prompt[:block]
+        self._expect_pages(0, block)
+        name = self._add(prompt, 3)
+        for further in range(2):
+            self._next(name)
+            self._expect_pages(len(prompt) + further, block)
+        self._driven.abort([name])
+        self._expect_pages(0, block)
+
+    def _expect_pages(self, tokens: int, block: int) -> None:
+        counted, found = pages_for(tokens, block), self._driven.blocks_in_use()
+        if found != counted:
+            raise ModelFolderError(
+                f"This vLLM has {found} of its blocks in use for {tokens} tokens, and Motet counts {counted}, each of "
+                f"{block} tokens."
+            )
 
     def _try_to_go_on(self) -> None:
         """An answer that is aborted goes on with the same tokens."""
@@ -96,9 +121,9 @@ class Trial:
             with self._written(number, paths) as folder:
                 try:
                     self._driven.load_adapter(number, folder)
-                except AnswersLost:
-                    raise
-                except Exception:  # noqa: S112 - it raises many things for kinds that it does not adapt
+                except Exception as error:  # it raises many things for kinds that it does not adapt
+                    if _is_of_no_kind(error):
+                        raise
                     continue
             if self._differ(before, self._logprobs(number)) > LEAST_EFFECT:
                 served += paths
@@ -159,6 +184,30 @@ class Trial:
             if found.keys() >= set(names):
                 return found
         raise ModelFolderError("This vLLM does not come to the end of a prompt.")
+
+
+def _check(facts: Facts) -> None:
+    """What vLLM itself says of the model"""
+    if facts.groups > 1:
+        raise ModelFolderError(
+            f"{facts.architecture} has layers of {facts.groups} kinds, for example with and without a sliding "
+            "window. vLLM gives each kind blocks of its own, which Motet does not count. Use a pool whose "
+            "engine.backend is motet, or another model."
+        )
+    if facts.blocks < 1:
+        raise ModelFolderError(
+            f"The memory for KV holds no block of {facts.block_tokens} tokens. Raise engine.kvCacheMiB."
+        )
+    if not facts.shares_prefixes:
+        raise ModelFolderError(
+            f"This vLLM has no prefix cache for {facts.architecture}, so each row that comes again would be "
+            "computed from its beginning. Use a pool whose engine.backend is motet, or another model."
+        )
+
+
+def _is_of_no_kind(error: Exception) -> bool:
+    """It says nothing of the linears of an adapter."""
+    return isinstance(error, AnswersLost | OSError | SafetensorError) or lacks_memory(error)
 
 
 def _logprobs_of(produced: Produced) -> dict[int, float]:
