@@ -93,6 +93,7 @@ class _Writing:
         try:
             threading.Thread(target=self._write, name="adapter-load", daemon=True).start()
         except RuntimeError as error:  # there are as many as may be
+            self.folder.cleanup()
             raise Overloaded(f"The runner could not load the adapter: {error}") from error
 
     def _write(self) -> None:
