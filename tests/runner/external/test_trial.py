@@ -1,9 +1,12 @@
 """What a start finds out about a vLLM that does not do what the plan relies on."""
 
+import importlib
 import json
+import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from safetensors import SafetensorError
@@ -11,12 +14,15 @@ from safetensors import SafetensorError
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.driven import Ask, Penalties, Produced
 from motet_runner.external.vllm.trial import Trial
-from motet_runner.interface import Logprobs
+from motet_runner.interface import EngineConfig, Logprobs
+from testbed.tree import ROOT
 from tests.runner.external.fake_driven import FakeDriven, facts
 
 LINEARS = {f"model.layers.{layer}.{kind}": (16, 32) for layer in range(2) for kind in ("q_proj", "up_proj", "router")}
 WITHOUT = Logprobs(-0.5, ((7, -0.5), (8, -2.0)))
 WITH = Logprobs(-0.1, ((9, -0.1), (7, -3.0)))
+MODEL = ROOT / "cli" / "motet_cli" / "bundled" / "model"
+LOAD = "motet_runner.external.vllm.load_vllm"
 
 
 @dataclass
@@ -116,6 +122,17 @@ def test_an_error_that_is_of_no_kind_of_linear_ends_the_start(error: Exception) 
     with pytest.raises(type(error)) as ended:
         Trial(Tried(raises=("up_proj",), error=error), LINEARS, 16).run()
     assert ended.value is error
+
+
+def test_a_start_that_lacks_memory_names_the_fields_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = Tried(raises=("up_proj",), error=MemoryError())
+    monkeypatch.setitem(sys.modules, "motet_runner.external.vllm.surface", Mock(Surface=lambda _: lacks))
+    monkeypatch.setitem(sys.modules, LOAD, Mock())
+    del sys.modules[LOAD]  # it comes again, and imports this surface
+    load = importlib.import_module(LOAD).load_vllm
+    fields = r"engine\.maxResidentAdapters, engine\.maxLoraRank or engine\.kvCacheMiB"
+    with pytest.raises(ModelFolderError, match=rf"^vLLM cannot serve .*: MemoryError\. Lower {fields}\.$"):
+        load(EngineConfig(model=MODEL, kv_cache_mib=64))
 
 
 def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(
