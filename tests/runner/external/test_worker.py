@@ -10,13 +10,23 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from motet.domain import Digest, ParkMethod, RequestId
+from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, InvalidRequest, MotetError, Overloaded
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.driven import Ask
 from motet_runner.external.vllm.engine import Engine
-from motet_runner.external.vllm.worker import LostStep
-from motet_runner.interface import AdapterFailed, AdapterLoaded, EngineConfig, Logprobs, NewSequence, StateChanged
+from motet_runner.external.vllm.worker import LostStep, Worker
+from motet_runner.interface import (
+    AdapterFailed,
+    AdapterLoaded,
+    EngineConfig,
+    Logprobs,
+    NewSequence,
+    Sampling,
+    StateChanged,
+)
+from motet_runner.plan import RowJoin, RowStep, StepPlan
+from motet_runner.plan.step_plan import DecodeRows
 from motet_runner.row_mask import RowMask
 from tests.runner.engines import ask, run
 from tests.runner.external.fake_driven import EOS, VOCABULARY, FakeDriven, facts
@@ -457,3 +467,46 @@ def test_noise_that_depends_on_the_position_goes_on_with_the_same_seed(*, by_pos
     run(engine, ran=ran)
     first, second = (one.options["seed"] for one in driven.asked)
     assert (first == second) is by_position
+
+
+# ---------------------------------------------------------------------------- plans whose decodes have the same rows
+
+
+def joined(row: int) -> RowJoin:
+    return RowJoin(
+        row=row,
+        request=RequestId(str(row)),
+        tokens=tuple(range(2 + row, 20 + row)),
+        prompt_tokens=18,
+        adapter=BASE,
+        sampling=Sampling(max_tokens=40, ignore_eos=True),
+        seed=0,
+        choice=0,
+    )
+
+
+def worker_with(driven: FakeDriven) -> Worker:
+    return Worker(driven, time.perf_counter, frozenset({EOS}), share_prefixes=True)
+
+
+def test_rows_that_vllm_has_cut_come_again_with_the_next_plan() -> None:
+    worker = worker_with(FakeDriven(budget=20))
+    both = DecodeRows((0, 1), (17, 17))
+    plans = [
+        StepPlan(number=1, joins=(joined(0), joined(1)), decodes=both),
+        StepPlan(number=2, decodes=replace(both, iterations=1)),
+    ]
+    assert [len(worker.compute(plan).sampled) for plan in plans] == [2, 2]
+
+
+def test_a_row_that_a_plan_leaves_out_after_its_prompt_gets_no_token() -> None:
+    driven = FakeDriven()
+    worker = worker_with(driven)
+    one = DecodeRows((0,), (17,))
+    prompt = RowStep(1, 0, 18, samples=True)
+    plans = [
+        StepPlan(number=1, joins=(joined(0), joined(1)), decodes=one, prefills=(prompt,)),
+        StepPlan(number=2, decodes=replace(one, iterations=1)),
+    ]
+    assert [len(worker.compute(plan).sampled) for plan in plans] == [2, 1]
+    assert len(driven.running) == 1
