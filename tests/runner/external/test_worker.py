@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -510,3 +511,17 @@ def test_a_row_that_a_plan_leaves_out_after_its_prompt_gets_no_token() -> None:
     ]
     assert [len(worker.compute(plan).sampled) for plan in plans] == [2, 1]
     assert len(driven.running) == 1
+
+
+def test_a_mask_may_take_a_share_of_a_long_iteration() -> None:
+    class Slow(Rules):
+        def allowed(self) -> bytes:
+            time.sleep(0.05)
+            return super().allowed()
+
+    seconds = count(step=1000.0)  # pass between two looks at the clock
+    worker = Worker(FakeDriven(), lambda: next(seconds), frozenset({EOS}), share_prefixes=True)
+    worker.compute(StepPlan(number=1, joins=(joined(0),), decodes=DecodeRows((0,), (17,))))
+    masked_row = replace(joined(1), mask=RowMask(Slow()))
+    result = worker.compute(StepPlan(number=2, joins=(masked_row,), decodes=DecodeRows((0, 1), (18, 17))))
+    assert result.late == ()
