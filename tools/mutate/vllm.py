@@ -140,7 +140,7 @@ FAULTS = [
         ("if writing.error is not None:", "if False:", "a folder that was not written is read"),
         ("        with writing.folder:", "        if True:", "folders stay"),
         ("OSError | SafetensorError)", "Exception)", "a wrong adapter may come again"),
-        ("  del self._loading[number]\n        for", "  pass\n        for", "a given-up load arrives"),
+        ("self._loading.pop(number).give_up()", "self._loading[number].give_up()", "a given-up load arrives"),
     ),
     *_in(
         "plain_adapter",

@@ -56,6 +56,16 @@ def test_an_option_that_is_not_computed_is_refused_by_its_name(name: str) -> Non
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize("name", SET)
+def test_an_engine_does_not_take_what_it_does_not_compute(name: str) -> None:
+    engine = Engine(
+        EngineConfig(model=Path()), FakeDriven(), target_modules={}, eos_token_ids=(1,), clock=time.perf_counter
+    )
+    with pytest.raises(ParameterUnavailable, match=f"^{name} is not supported"):
+        engine.add(ask("a", **{name: SET[name]}))
+    assert not engine.has_work()
+
+
 def test_a_temperature_above_vllms_highest_is_refused() -> None:
     check_served(ask("a", temperature=2.0))
     with pytest.raises(ParameterUnavailable, match=r"^temperature must be at most 2 in this pool") as refused:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, InvalidRequest, MotetError, Overloaded
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.external.vllm.adapter_loads import AdapterLoads
 from motet_runner.external.vllm.driven import Ask
 from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.worker import LostStep, Worker
@@ -26,7 +27,7 @@ from motet_runner.interface import (
     Sampling,
     StateChanged,
 )
-from motet_runner.plan import RowJoin, RowStep, StepPlan
+from motet_runner.plan import AdapterLoad, RowJoin, RowStep, StepPlan
 from motet_runner.plan.step_plan import DecodeRows
 from motet_runner.row_mask import RowMask
 from tests.runner.engines import ask, run
@@ -258,6 +259,28 @@ def test_a_folder_that_was_not_written_is_not_read(layout: AdapterLayout, monkey
     ran = run(engine, ask("a", adapter=A))
     assert isinstance(ran.last["a"].error, Overloaded)
     assert not driven.adapters
+
+
+def test_a_load_that_is_given_up_does_not_arrive_and_leaves_nothing(
+    layout: AdapterLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for given_up_first in (True, False):
+        may_end = threading.Event()
+        monkeypatch.setattr(
+            "motet_runner.external.vllm.adapter_loads.write_adapter", lambda *_, end=may_end: end.wait(30)
+        )
+        driven = FakeDriven()
+        loads = AdapterLoads(driven, time.perf_counter)
+        assert loads.advance([AdapterLoad(1, A, layout)], {1: 0}, hurry=False) == ([], [])
+        (writer,) = [one for one in threading.enumerate() if one.name == "adapter-load"]
+        if given_up_first:
+            assert loads.advance([], {}, hurry=False) == ([], [])
+        may_end.set()
+        writer.join(30)
+        assert loads.advance([], {}, hurry=True) == ([], [])
+        assert not driven.adapters
+        assert not list(tmp_path.iterdir())
 
 
 def test_logprobs_are_the_rows_own() -> None:

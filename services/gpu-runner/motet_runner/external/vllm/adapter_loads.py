@@ -52,7 +52,7 @@ class AdapterLoads:
             except (OSError, Overloaded) as error:  # no folder, or no thread
                 failed.append(LoadFailed(load.number, _as_motet_error(error)))
         for number in self._loading.keys() - loading.keys():
-            del self._loading[number]
+            self._loading.pop(number).give_up()
         for number, writing in self._loading.items():
             ended = writing.ended.wait(HURRY_SECONDS if hurry else 0.0)
             self.parts += writing.read > writing.seen
@@ -88,6 +88,7 @@ class _Writing:
         self.folder = temporary_folder()
         self.ended = threading.Event()
         self.error: Exception | None = None
+        self.given_up = False
         self.read = self.seen = 0
         """How many linears the thread has read, and how many of them were counted"""
         try:
@@ -102,6 +103,14 @@ class _Writing:
         except Exception as error:  # raised where the folder is read
             self.error = error
         self.ended.set()
+        if self.given_up:
+            self.folder.cleanup()
+
+    def give_up(self) -> None:
+        """Nobody will read the folder: whoever comes second of its writer and this call removes it."""
+        self.given_up = True
+        if self.ended.is_set():
+            self.folder.cleanup()
 
     def _note_read(self) -> None:
         self.read += 1
