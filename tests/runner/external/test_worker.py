@@ -71,8 +71,10 @@ def test_vllm_never_lacks_a_block(block_tokens: int, preset: str) -> None:
 
 
 def test_each_block_is_a_page() -> None:
-    info = engine_with(FakeDriven(facts(blocks=10, block_tokens=128))).info
+    engine = engine_with(FakeDriven(facts(blocks=10, block_tokens=128)))
+    info = engine.info
     assert (info.pages, info.page_tokens, info.page_bytes) == (10, 128, 128 * 256)
+    assert (engine.report().pages, engine.planner.memory.page_tokens) == (10, 128)
 
 
 def test_a_report_says_what_vllm_has_stopped_by_itself() -> None:
