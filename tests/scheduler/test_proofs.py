@@ -7,7 +7,8 @@ from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import MAX_REFUSED_BY, OTHERS_FAIL_TOO
+from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
+from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, ready, resident
 from tests.scheduler.test_adapters import checks, published
@@ -218,7 +219,7 @@ def test_what_is_remembered_of_runners_is_bounded():
         driver.attach(f"r{number}")
         refuse(driver, f"r{number}")
         driver.detach(f"r{number}")
-    assert len(driver.scheduler.adapters.by_name[adapter().ref.object].refused_by) == MAX_REFUSED_BY
+    assert len(driver.scheduler.adapters.by_name[adapter().ref.object].newest.refusals) == MAX_REFUSED_BY
 
 
 def test_the_kernels_that_have_proved_an_adapter_are_told_once_each():

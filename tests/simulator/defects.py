@@ -73,7 +73,7 @@ DEFECTS = (
         "an answer about one revision counts for the next",
         "motet_scheduler.policy.adapters",
         "Adapters.checked_by",
-        "event.order == adapter.check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED",
+        "event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED",
         "event.ordered_stage is AdapterStage.CERTIFIED",
         seed=6,
     ),

@@ -15,12 +15,14 @@ from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
-from motet.errors import PROOF_FAILED, AdapterUnproved, ModelNotFound
+from motet.errors import ModelNotFound
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, PinAdapters, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
+from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing, Start, is_refusal, is_wrong
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import (
     MAX_KERNELS,
     AdapterReadiness,
@@ -37,15 +39,6 @@ from motet_scheduler.policy.values import (
 REVISION_REPLACED = ModelNotFound(
     "This revision of the adapter is no longer served. Send the request again to use the current revision."
 )
-
-MAX_REFUSED_BY = 64
-"""The number of runners of which it is remembered that their proof of a revision has failed"""
-
-OTHERS_FAIL_TOO = (
-    "On this runner, the proofs of other adapters fail, too: its kernels or its device are probably at fault, and not "
-    "the adapter. Ask the platform team to replace the runner."
-)
-
 CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
 
@@ -95,20 +88,6 @@ class Coming:
         return max(0, self.fetched - self.first) / (self.at - self.since) if self.at > self.since else 0.0
 
 
-@dataclass(slots=True)
-class PendingCheck:
-    """A runner is fetching and checking this revision."""
-
-    order: int
-    key: RevisionKey
-    instance: InstanceName
-    since: float
-
-
-Start = tuple[InstanceName, str]
-"""One start of a runner: after another one, its kernels may be others."""
-
-
 def start_of(runner: Runner) -> Start:
     return runner.instance, runner.identity.incarnation
 
@@ -119,44 +98,70 @@ class Adapter:
     wanted: RevisionKey
     """The revision of `spec`, for the base model that its group has now."""
     serving: Revision | None = None
-    check: PendingCheck | None = None
+    states: dict[RevisionKey, RevisionState] = field(default_factory=dict)
+    """Of the wanted revision and of the one that serves, and of one that was wanted and that a runner still checks"""
+    asked_at: float = -math.inf
+    """When a runner was last asked to check it."""
     checked_at: float = -math.inf
     """When a runner last answered a check."""
-    failure: Failure | None = None
-    """Of the newest revision, if it failed."""
-    failed: RevisionKey | None = None
-    retry_at: float | None = None
     recheck_requested: bool = False
     """A runner was asked to check the wanted revision. Asking again is not a new change."""
-    refused_by: dict[Start, None] = field(default_factory=dict)
-    """The runners whose proof of the wanted revision has failed"""
-    doubted: bool = False
-    """It serves, and the newest proof of it has failed: another runner is asked."""
     last_report: ReportAdapter | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.serving is not None:
+            self.states[self.serving.key] = RevisionState(Standing.PROVED)
+
+    def state_of(self, key: RevisionKey) -> RevisionState:
+        return self.states.get(key, RevisionState())
+
+    def put(self, key: RevisionKey, state: RevisionState) -> None:
+        if state.asked is not None or self.needs(key):
+            self.states[key] = state
+        else:
+            self.states.pop(key, None)
+
+    def needs(self, key: RevisionKey) -> bool:
+        return key == self.wanted or (self.serving is not None and key == self.serving.key)
+
+    @property
+    def newest(self) -> RevisionState:
+        return self.state_of(self.wanted)
+
+    @property
+    def asked_for(self) -> RevisionKey | None:
+        """The revision that a runner is asked to check: one at a time"""
+        return next((key for key, state in self.states.items() if state.asked is not None), None)
+
+    @property
+    def check(self) -> Asked | None:
+        key = self.asked_for
+        return self.states[key].asked if key is not None else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Of the newest revision, if it failed."""
+        return self.newest.failure
 
     @property
     def undecided(self) -> bool:
         """Nobody has told yet whether it can be served."""
-        return self.serving is None and self.failed != self.wanted
+        return self.serving is None and not self.newest.ended
 
     @property
     def resolved(self) -> bool:
-        return self.serving is not None and self.serving.key == self.wanted and not self.doubted
+        return self.serving is not None and self.serving.key == self.wanted and self.newest.standing is Standing.PROVED
 
-    def may_be_proved_by(self, runner: Runner) -> bool:
-        """False if that was tried, or the runner takes no work of this adapter."""
-        serves = runner.attached and runner.takes_work and runner.serves(self.wanted.base)
-        return serves and runner.group == self.wanted.group and start_of(runner) not in self.refused_by
-
-    def refuses(self, start: Start) -> None:
-        self.refused_by[start] = None
-        if len(self.refused_by) > MAX_REFUSED_BY:
-            del self.refused_by[next(iter(self.refused_by))]
-
-    def wants_check(self, now: float) -> bool:
-        if self.resolved or self.check is not None:
-            return False
-        return self.failed != self.wanted or (self.retry_at is not None and now >= self.retry_at)
+    def to_ask(self, now: float) -> Iterator[RevisionKey]:
+        """What a runner may be asked to check now. As long as the newest revision is not decided, what serves may be
+        replaced soon, and is not asked for."""
+        if any(state.waits for state in self.states.values()):
+            return
+        if self.newest.may_be_asked(now):
+            yield self.wanted
+        serving = self.serving.key if self.serving is not None else self.wanted
+        if serving != self.wanted and self.newest.ended and self.state_of(serving).may_be_asked(now):
+            yield serving
 
 
 class Adapters:
@@ -173,8 +178,7 @@ class Adapters:
         from process to process."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
-        self._unproved_on: dict[Start, dict[str, None]] = {}
-        """The adapters whose proofs have failed on each runner since it last certified one"""
+        self._suspects = Suspects()
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
         self._coming: dict[tuple[GroupName, Digest], dict[InstanceName, Coming]] = {}
@@ -257,16 +261,18 @@ class Adapters:
 
     def _update(self, adapter: Adapter, spec: AdapterSpec) -> None:
         self._to_check = self._replicated = None
-        wanted = self._wanted(spec)
-        if (adapter.wanted, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
+        wanted, before = self._wanted(spec), adapter.wanted
+        if (before, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
             # The old failure was about another revision or another bound.
-            adapter.failure = adapter.failed = adapter.retry_at = None
-            adapter.recheck_requested = adapter.doubted = False
-            adapter.refused_by.clear()
+            adapter.wanted, adapter.recheck_requested = wanted, False
+            for key in (before, wanted):
+                adapter.put(key, adapter.state_of(key).wanted_anew())
         if spec.group != adapter.spec.group:
             self._retire(adapter)
-            adapter.serving = None
-        adapter.spec, adapter.wanted = spec, wanted
+            if (serving := adapter.serving) is not None:
+                adapter.serving = None
+                adapter.put(serving.key, adapter.state_of(serving.key))
+        adapter.spec = spec
 
     def _wanted(self, spec: AdapterSpec) -> RevisionKey:
         return replace(spec.revision, group=spec.group, base=self._bases.of(spec.group).model.digest)
@@ -326,49 +332,78 @@ class Adapters:
 
     # ----------------------------------------------------------------------------------------------- towards serving
 
-    def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Ask one runner of the group to fetch and check each new revision."""
-        self._changes.expire(now)
+    def end_checks(self, runners: Collection[Runner], now: float) -> bool:
+        """End those whose runner has gone or does not answer. → True if nobody is left to ask for a new revision, so
+        that it is refused: what serves stays, because a runner that is away may be the one that computes it rightly."""
         self._to_check = [one for one in self._may_want_check() if not one.resolved or one.check is not None]
         if not self._to_check:
+            return False
+        here = {start_of(runner) for runner in runners if runner.attached}
+        refused = False
+        for adapter in self._to_check:
+            key, check = adapter.asked_for, adapter.check
+            if key is not None and check is not None:
+                state = adapter.states[key]
+                if check.runner not in here or (check.overdue and not adapter.needs(key)):
+                    adapter.put(key, state.unanswered())
+                elif not check.overdue and now >= check.since + self._policy.load_retry:
+                    adapter.put(key, state.overdue() if adapter.needs(key) else state.unanswered())
+            refused |= self._nobody_left(adapter, runners)
+        return refused
+
+    def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
+        """Ask one runner of the group to fetch and check each new revision. First those that were not asked for the
+        longest time: the orders of some may never be answered."""
+        self._changes.expire(now)
+        if not self._to_check:
             return
-        attached = {runner.instance for runner in runners if runner.attached}
-        for adapter in self._to_check:
-            check = adapter.check
-            if check is not None and (check.instance not in attached or now >= check.since + self._policy.load_retry):
-                adapter.check = None
-        busy = Counter(adapter.check.instance for adapter in self._to_check if adapter.check is not None)
-        # Those that may be given one more check: found once, as many adapters may wait while all runners are busy. All
-        # adapters of a group want the same base model.
-        able: dict[GroupName, list[Runner]] = {}
-        for adapter in self._to_check:
-            if not adapter.wants_check(now) and not self._may_ask_another(adapter, runners):
-                continue
+        busy = Counter(
+            check.runner[0] for adapter in self._to_check if (check := adapter.check) is not None and not check.overdue
+        )
+        # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
+        able: dict[tuple[GroupName, str], list[Runner]] = {}
+        for adapter in sorted(self._to_check, key=lambda one: one.asked_at):
             name = adapter.spec.ref.object
-            # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
-            if not adapter.recheck_requested and not self._changes.may_change(name, now):
-                self.order_at(self._changes.next_at(name))
-                continue
-            spec, group = adapter.spec, adapter.wanted.group
-            if group not in able:
-                base, known = adapter.wanted.base, self._bases.known(group)
-                serving = (r for r in runners if known and r.takes_work and r.group == group and r.serves(base))
-                able[group] = [r for r in serving if busy[r.instance] < CHECKS_AT_ONCE]
-            others = (r for r in able[group] if start_of(r) not in adapter.refused_by)
-            runner = min(others, key=lambda r: (busy[r.instance], r.instance), default=None)
-            if runner is None:
-                continue
-            busy[runner.instance] += 1
-            if busy[runner.instance] == CHECKS_AT_ONCE:
-                able[group].remove(runner)
-            order = next(self._orders)
-            adapter.check = PendingCheck(order, adapter.wanted, runner.instance, now)
-            self.order_at(now + self._policy.load_retry)
-            if not adapter.recheck_requested:
-                adapter.recheck_requested = True
-                self._changes.changed(name, now)
-            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes)
-            yield _ensure(order, runner, source, adapter.wanted.expected_digest, AdapterStage.CERTIFIED)
+            for key in adapter.to_ask(now):
+                # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
+                is_new = key == adapter.wanted and not adapter.recheck_requested
+                if is_new and not self._changes.may_change(name, now):
+                    self.order_at(self._changes.next_at(name))
+                    continue
+                of_base = key.group, key.base
+                if of_base not in able:
+                    asked = (one for one in runners if self._may_check(one, key))
+                    able[of_base] = [one for one in asked if busy[one.instance] < CHECKS_AT_ONCE]
+                state = adapter.state_of(key)
+                runner = _best(able[of_base], state, busy)
+                if runner is None:
+                    continue
+                busy[runner.instance] += 1
+                if busy[runner.instance] == CHECKS_AT_ONCE:
+                    for some in able.values():
+                        if runner in some:
+                            some.remove(runner)
+                if is_new:
+                    adapter.recheck_requested = True
+                    self._changes.changed(name, now)
+                yield self._ask(adapter, key, runner, now)
+                break
+
+    def _ask(self, adapter: Adapter, key: RevisionKey, runner: Runner, now: float) -> EnsureAdapter:
+        order, serving, spec = next(self._orders), adapter.serving, adapter.spec
+        adapter.asked_at = now
+        if (before := adapter.asked_for) is not None:
+            adapter.put(before, adapter.states[before].unanswered())
+        adapter.put(key, adapter.state_of(key).ask(order, start_of(runner), now))
+        self.order_at(now + self._policy.load_retry)
+        # What serves is asked for as these bytes: its source may have others by now.
+        digest = serving.digest if serving is not None and serving.key == key else key.expected_digest
+        source = DigestSource(spec.ref, key, max_bytes=spec.max_bytes)
+        return _ensure(order, runner, source, digest, AdapterStage.CERTIFIED)
+
+    def _may_check(self, runner: Runner, key: RevisionKey) -> bool:
+        serves = runner.group == key.group and runner.serves(key.base)
+        return serves and runner.takes_work and self._bases.known(key.group)
 
     def _may_want_check(self) -> Iterable[Adapter]:
         return self.by_name.values() if self._to_check is None else self._to_check
@@ -379,79 +414,123 @@ class Adapters:
         A runner of an earlier version repeats no number: its report counts for the check that it was given last.
         """
         adapter = self.by_name.get(event.ref.object)
-        if adapter is None or adapter.check is None or adapter.check.instance != event.instance:
+        check = adapter.check if adapter is not None else None
+        if check is None or check.runner[0] != event.instance:
             return None
-        answers = event.order == adapter.check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
+        answers = event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
         return adapter if answers else None
 
     def check_reported(
-        self, adapter: Adapter, event: AdapterStateChanged, runners: Collection[Runner], now: float
+        self,
+        adapter: Adapter,
+        event: AdapterStateChanged,
+        runners: Collection[Runner],
+        now: float,
+        *,
+        some_may_return: bool = False,
     ) -> bool:
-        """Apply a runner's report about a check. True if the check ended: it was certified, or failed."""
-        check = adapter.check
+        """Apply a runner's report about a check. `some_may_return`: runners that a former scheduler knew. True if it is
+        decided: something was certified, has failed, or does not serve any more."""
+        key, check = adapter.asked_for, adapter.check
+        assert key is not None
         assert check is not None
+        state = adapter.states[key]
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
-            check.since = now
+            adapter.put(key, state.works(now))
             return False
-        if event.certificate is not None and event.certificate.base_digest not in ("", check.key.base):
+        if event.certificate is not None and event.certificate.base_digest not in ("", key.base):
             return False  # its runner has another base model by now; without an answer the check is ordered again
-        adapter.check, adapter.checked_at = None, now
-        if check.key != adapter.wanted:
+        adapter.checked_at = now
+        serving = adapter.serving
+        if key != adapter.wanted and (serving is None or serving.key != key):
+            adapter.put(key, RevisionState())
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
-        if event.failure is not None:
-            if _is_wrong(event.failure):
-                return self._refused(adapter, event, runners)
-            adapter.failure, adapter.failed = event.failure, check.key
-            adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
+        if event.failure is None:
+            self._certified(adapter, key, event, check.runner)
             return True
-        for start in [one for one in self._unproved_on if one[0] == event.instance]:
-            del self._unproved_on[start]
-            self._tell_of_refusals_by(start)
-        adapter.doubted = False
-        replaced = adapter.serving
+        if is_refusal(event.failure, serves=state.serves):
+            self._refused(adapter, key, event, check.runner)
+        else:
+            adapter.put(key, state.failed(check.runner, event.failure, now))
+        self._nobody_left(adapter, runners)
+        self._withdraw(adapter, runners, some_may_return=some_may_return)
+        return adapter.newest.ended or adapter.serving is not serving
+
+    def _certified(self, adapter: Adapter, key: RevisionKey, event: AdapterStateChanged, start: Start) -> None:
+        for cleared in self._suspects.certified(event.instance):
+            self._tell_of_refusals_by(cleared)
+        replaced, state = adapter.serving, adapter.states[key]
         self._serving = None
-        adapter.serving = Revision(key=check.key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
-        adapter.failure = adapter.failed = adapter.retry_at = None
-        if replaced is not None and replaced.digest != event.digest:
-            self._retire_digest(adapter.spec, replaced)
-        return True
+        adapter.serving = Revision(key=key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
+        adapter.put(key, state.certified(start))
+        if replaced is not None:
+            adapter.put(replaced.key, adapter.state_of(replaced.key))
+            if replaced.digest != event.digest:
+                self._retire_digest(adapter.spec, replaced)
 
     # ------------------------------------------------------------------------------------------------------- proofs
 
-    def _refused(self, adapter: Adapter, event: AdapterStateChanged, runners: Collection[Runner]) -> bool:
-        """A runner's proof of the wanted revision has failed. Either may be the cause: another runner is asked, if
-        there is one → False. Otherwise the revision has failed, and does not serve on."""
-        starts = {runner.instance: start_of(runner) for runner in runners}
-        start = starts.get(event.instance, (event.instance, ""))
-        adapter.refuses(start)
-        self._unproved_on = {one: failed for one, failed in self._unproved_on.items() if one in starts.values()}
-        failed = self._unproved_on.setdefault(start, {})
-        if len(failed) < MAX_REFUSED_BY:
-            failed[event.digest or str(adapter.spec.ref.object)] = None
-        self._tell_of_refusals_by(start)
-        self.may_be_ordered, self._to_check = True, None
-        if any(map(adapter.may_be_proved_by, runners)):
-            return False
+    def _refused(self, adapter: Adapter, key: RevisionKey, event: AdapterStateChanged, start: Start) -> None:
+        """What a runner computes with this revision is wrong. Either may be the cause."""
         assert event.failure is not None
-        adapter.failure, adapter.failed, adapter.retry_at = event.failure, adapter.wanted, None
-        if adapter.doubted:
-            self._retire(adapter)
-            adapter.serving, adapter.doubted, self._serving = None, False, None
+        adapter.put(key, adapter.state_of(key).refused(start, event.failure))
+        self._to_tell[adapter.spec.ref.object] = None
+        self.may_be_ordered, self._to_check = True, None
+        of = event.digest or str(adapter.spec.ref.object)
+        if is_wrong(event.failure) and self._suspects.proof_failed(start, of):
+            self._tell_of_refusals_by(start)
+
+    def _nobody_left(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
+        """Whether the newest revision is refused, because all runners that can be asked now have refused it."""
+        state = adapter.newest
+        if state.standing is not Standing.WANTED or state.waits or not state.refusals:
+            return False
+        if any(state.is_open(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
+            return False
+        adapter.put(adapter.wanted, state.nobody_left())
+        self._to_tell[adapter.spec.ref.object] = None
         return True
 
-    def proof_failed(self, runner: Runner, event: AdapterStateChanged, runners: Collection[Runner]) -> bool:
+    def _withdraw(self, adapter: Adapter, runners: Collection[Runner], *, some_may_return: bool) -> None:
+        """What serves does so no longer if all runners have refused it that are known, also those that are away. Only
+        after an answer: that a runner goes tells nothing about what serves."""
+        serving = adapter.serving
+        if serving is None or some_may_return or (serving.key != adapter.wanted and not adapter.newest.ended):
+            return
+        state = adapter.state_of(serving.key)
+        if state.standing is not Standing.DOUBTED or state.waits:
+            return
+        of_base = [one for one in runners if one.group == serving.key.group and one.serves(serving.key.base)]
+        if not of_base or not all(state.is_refused_by(start_of(one)) for one in of_base):
+            return
+        self._retire(adapter)
+        adapter.serving, self._serving, self._to_check = None, None, None
+        adapter.put(serving.key, state.nobody_left())
+        self._to_tell[adapter.spec.ref.object] = None
+
+    def proof_failed(
+        self,
+        runner: Runner,
+        event: AdapterStateChanged,
+        runners: Collection[Runner],
+        *,
+        some_may_return: bool = False,
+    ) -> bool:
         """A runner that has served a revision has proved it again, and what it computes is wrong. True if the revision
         does not serve any more."""
         adapter = self.by_name.get(event.ref.object)
         if adapter is None or adapter.serving is None or adapter.serving.digest != event.digest:
             return False
-        if adapter.serving.key != adapter.wanted or not adapter.may_be_proved_by(runner):
-            return False  # a newer revision is on its way, or this is known
-        adapter.doubted = True
-        return self._refused(adapter, event, runners)
+        key = adapter.serving.key
+        if runner.group != key.group or not runner.serves(key.base):
+            return False
+        if not adapter.state_of(key).is_refused_by(start_of(runner)):
+            self._refused(adapter, key, event, start_of(runner))
+        self._withdraw(adapter, runners, some_may_return=some_may_return)
+        return adapter.serving is None
 
-    def proved(self, event: AdapterStateChanged) -> None:
+    def proved(self, runner: Runner, event: AdapterStateChanged) -> None:
         """A runner says which of its kernels have proved what it serves."""
         adapter, certificate = self.by_name.get(event.ref.object), event.certificate
         if adapter is None or adapter.serving is None or certificate is None or adapter.serving.certificate is None:
@@ -463,26 +542,33 @@ class Adapters:
         if names != before.proved_by:
             adapter.serving = replace(serving, certificate=replace(before, proved_by=names))
             self._to_tell[adapter.spec.ref.object] = None
-
-    def _may_ask_another(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
-        """True if a revision was refused for its proofs alone, and a runner has come that was not asked."""
-        if not adapter.refused_by or adapter.check is not None or adapter.resolved or adapter.failure is None:
-            return False
-        return _is_wrong(adapter.failure) and any(map(adapter.may_be_proved_by, runners))
+        state = adapter.state_of(serving.key)
+        if certificate.proved_by and state.is_refused_by(start_of(runner)):  # with other kernels than those that failed
+            adapter.put(serving.key, state.certified(start_of(runner)))
+            self._to_tell[adapter.spec.ref.object] = None
 
     def _tell_of_refusals_by(self, start: Start) -> None:
         for name, adapter in self.by_name.items():
-            if start in adapter.refused_by:
+            if any(state.is_refused_by(start) for state in adapter.states.values()):
                 self._to_tell[name] = None
 
     def _failure_of(self, adapter: Adapter) -> Failure | None:
         """With what the failures of other adapters say about the runner"""
-        failure = adapter.failure
-        if failure is None or not _is_wrong(failure):
-            return failure
-        if not any(len(self._unproved_on.get(one, ())) > 1 for one in adapter.refused_by):
-            return failure
-        return replace(failure, message=f"{failure.message} {OTHERS_FAIL_TOO}")
+        state = adapter.newest
+        if state.failure is None or not is_wrong(state.failure):
+            return state.failure
+        return self._suspects.said_of(state.failure, [one.runner for one in state.refusals])
+
+    def _certificate_of(self, adapter: Adapter, serving: Revision) -> Certificate | None:
+        """With a warning if the proof of what serves has failed somewhere"""
+        refusals, certificate = adapter.state_of(serving.key).refusals, serving.certificate
+        if certificate is None or not refusals:
+            return certificate
+        (instance, _), failure = refusals[-1]
+        failure = self._suspects.said_of(failure, [one.runner for one in refusals])
+        where = instance if len(refusals) == 1 else f"{instance} and {len(refusals) - 1} more"
+        warning = f"its proof has failed on {where}, so it is served by other runners only: {failure.message}"
+        return replace(certificate, warnings=(*certificate.warnings, warning))
 
     # ----------------------------------------------------------------------------------------------------- replicas
 
@@ -655,9 +741,16 @@ class Adapters:
         of_runners = self._coming.get((group, digest), {})
         return max(of_runners.values(), key=lambda one: one.fetched, default=None)
 
-    def fetches_ended(self, runner: Runner) -> None:
-        """It has gone."""
-        self._unproved_on.pop(start_of(runner), None)
+    def runner_gone(self, runner: Runner) -> None:
+        """It is forgotten, or has been restarted."""
+        start = start_of(runner)
+        self._suspects.forget(start)
+        for adapter in self.by_name.values():
+            for key, state in list(adapter.states.items()):
+                if state.refusals or state.unable or state.silent:
+                    adapter.put(key, state.without(start))
+                    self._to_tell[adapter.spec.ref.object] = None
+        self._to_check = None
         for digest in [digest for group, digest in self._coming if group == runner.group]:
             self._fetch_ended(runner, digest)
 
@@ -702,12 +795,12 @@ class Adapters:
             ref=adapter.spec.ref,
             serving=digest,
             state=self._readiness(adapter, serving, resident),
-            certificate=serving.certificate if serving is not None else None,
+            certificate=self._certificate_of(adapter, serving) if serving is not None else None,
             failure=self._failure_of(adapter),
             replicas=places,
             source=serving.key.source if serving is not None else "",
             source_revision=serving.key.source_revision if serving is not None else "",
-            checking=not adapter.resolved and adapter.failed != adapter.wanted,
+            checking=adapter.newest.standing is Standing.WANTED,
         )
 
     def _replaced_of(self, adapter: Adapter) -> Iterator[Digest]:
@@ -769,9 +862,13 @@ def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool
     return digest in pinned or len(pinned) < max(1, runner.capacity.adapter_slots - 1)
 
 
-def _is_wrong(failure: Failure) -> bool:
-    """True if a runner's results were wrong: its kernels or its device may be the cause."""
-    return failure.code == AdapterUnproved.mapping.code and failure.reason == PROOF_FAILED
+def _best(able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int]) -> Runner | None:
+    """First those that have not left an order unanswered, then those with the fewest checks"""
+
+    def rank(runner: Runner) -> tuple[bool, int, InstanceName]:
+        return start_of(runner) in state.silent, busy[runner.instance], runner.instance
+
+    return min((one for one in able if state.is_open(start_of(one))), key=rank, default=None)
 
 
 _TIERS = {AdapterStage.CERTIFIED: Tier.DISK, AdapterStage.HOST: Tier.HOST, AdapterStage.DEVICE: Tier.DEVICE}

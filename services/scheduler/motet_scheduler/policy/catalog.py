@@ -205,6 +205,8 @@ class CatalogPublisher:
             return
         self._state.adapters.orders_begin(self._state.now)
         runners = self._state.runners.values()
+        if self._state.adapters.end_checks(runners, self._state.now):
+            self._state.catalog_changed = True
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
 

@@ -62,6 +62,7 @@ class RunnerEvents:
             self._state.queue(runner.group).try_all_again()  # it may be too small for some that wait: they are refused
         self._publisher.apply_pool(runner)
         self._state.waiting_for_runners.runner_attached(instance)
+        self._state.away_since_start.discard(instance)
         self._drains.attached(runner)
         runner.pinned = None
         self._state.runner_changed(runner)
@@ -186,10 +187,11 @@ class RunnerEvents:
             adapters.order_at(now + event.failure.retry_after)
         checked = adapters.checked_by(event)
         if checked is not None:
-            if adapters.check_reported(checked, event, self._state.runners.values(), now):
+            before, returns = checked.serving, self._state.some_may_return
+            if adapters.check_reported(checked, event, self._state.runners.values(), now, some_may_return=returns):
                 self._state.catalog_changed = True
-                if event.failure is None:  # else the former revision serves on, and failures are not saved
-                    self._state.emit(effects.SaveCatalog(outdates=True))
+            if checked.serving is not before:  # else the former revision serves on, and failures are not saved
+                self._state.emit(effects.SaveCatalog(outdates=True))
         elif (
             not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
         ):
@@ -205,11 +207,12 @@ class RunnerEvents:
         adapters, failure = self._state.adapters, event.failure
         if failure is None:
             adapters.stage_told(runner, event.digest, event.stage)
-            adapters.proved(event)
+            adapters.proved(runner, event)
         elif failure.code == AdapterUnproved.mapping.code and adapters.proof_failed(
-            runner, event, self._state.runners.values()
+            runner, event, self._state.runners.values(), some_may_return=self._state.some_may_return
         ):
             self._state.catalog_changed = True
+            self._state.emit(effects.SaveCatalog(outdates=True))
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor
@@ -237,7 +240,7 @@ class RunnerEvents:
         runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.adapters.residency_reported(runner, {})
-        self._state.adapters.fetches_ended(runner)
+        self._state.adapters.runner_gone(runner)
         runner.forget_adapters()
         del self._state.runners[runner.instance]
         of_group = self._state.by_group[runner.group]

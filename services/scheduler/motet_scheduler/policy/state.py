@@ -42,6 +42,11 @@ class StartupWait:
         """When it ends although some are missing. -inf: it has ended."""
 
     @property
+    def awaited(self) -> set[InstanceName]:
+        """Another set: those that are waited for at first may attach later."""
+        return set(self._awaited)
+
+    @property
     def over(self) -> bool:
         return self.until == -inf
 
@@ -66,6 +71,8 @@ class SchedulerState:
         """By then, runners that are there have attached and reported after the start of this scheduler."""
         self.attached_by = now + config.forget_runner
         """By then, those that were only away have attached."""
+        self.away_since_start = waiting_for_runners.awaited
+        """Runners that a former scheduler knew, and that have not attached yet."""
         self.many_told_at = -inf
         """When many positions were told: that takes so long that the autoscaler waits."""
         self.effects: list[Effect] = []
@@ -109,6 +116,11 @@ class SchedulerState:
     @property
     def may_place(self) -> bool:
         return self.waiting_for_runners.over
+
+    @property
+    def some_may_return(self) -> bool:
+        """Whether runners may be away of which nobody has told since the start."""
+        return bool(self.away_since_start) and self.now < self.attached_by
 
     def missed(self, group: GroupName) -> float:
         """How many runners of the group may still come back after a start. For those that stay away this ends soon."""

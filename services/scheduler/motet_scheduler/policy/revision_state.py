@@ -1,0 +1,212 @@
+"""What is known of one revision of an adapter: whether it may serve, which runner was asked, and which have refused it.
+
+A runner that is asked certifies the revision, refuses it (what it computes is wrong there), or fails to check it. A
+refusal may be the runner's own fault, so each other runner that can be asked is asked before the revision is refused.
+
+              CERTIFIED   REFUSED   FAILED    NOBODY_LEFT
+    WANTED    PROVED      WANTED    FAILED    REFUSED
+    PROVED    PROVED      DOUBTED   PROVED    PROVED
+    DOUBTED   PROVED      DOUBTED   DOUBTED   REFUSED
+    REFUSED   PROVED      REFUSED   FAILED    REFUSED
+    FAILED    PROVED      WANTED    FAILED    FAILED
+
+PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: the caller (`adapters`) knows which runners are
+there, and says when nobody is left to ask.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import NamedTuple, Self
+
+from motet.domain import InstanceName
+from motet.errors import PROOF_FAILED, AdapterUnproved
+from motet.runner_info import Failure
+
+MAX_REFUSED_BY = 64
+"""The number of runners of which it is remembered that they are not to be asked. Then nobody is left to ask."""
+
+Start = tuple[InstanceName, str]
+"""One start of a runner: after another one, its kernels may be others."""
+
+
+class Standing(Enum):
+    WANTED = auto()
+    """Nobody has told yet whether it can be served."""
+    PROVED = auto()
+    """A runner has certified it."""
+    DOUBTED = auto()
+    """It serves, and since it was certified a runner has refused it."""
+    REFUSED = auto()
+    """All that could be asked have refused it. One that comes is asked, too."""
+    FAILED = auto()
+    """It could not be checked, or fits nowhere."""
+
+
+class Finding(Enum):
+    CERTIFIED = auto()
+    REFUSED = auto()
+    FAILED = auto()
+    NOBODY_LEFT = auto()
+
+
+_OF_EACH = (Finding.CERTIFIED, Finding.REFUSED, Finding.FAILED, Finding.NOBODY_LEFT)
+
+TABLE: dict[Standing, dict[Finding, Standing]] = {
+    before: dict(zip(_OF_EACH, after, strict=True))
+    for before, *after in (
+        (Standing.WANTED, Standing.PROVED, Standing.WANTED, Standing.FAILED, Standing.REFUSED),
+        (Standing.PROVED, Standing.PROVED, Standing.DOUBTED, Standing.PROVED, Standing.PROVED),
+        (Standing.DOUBTED, Standing.PROVED, Standing.DOUBTED, Standing.DOUBTED, Standing.REFUSED),
+        (Standing.REFUSED, Standing.PROVED, Standing.REFUSED, Standing.FAILED, Standing.REFUSED),
+        (Standing.FAILED, Standing.PROVED, Standing.WANTED, Standing.FAILED, Standing.FAILED),
+    )
+}
+
+SERVE = frozenset({Standing.PROVED, Standing.DOUBTED})
+ENDED = frozenset({Standing.REFUSED, Standing.FAILED})
+
+
+class Asked(NamedTuple):
+    """This runner is fetching and checking the revision."""
+
+    order: int
+    runner: Start
+    since: float
+    """When it was asked, or has told last that it is at work"""
+    overdue: bool = False
+    """It has told nothing for long: others may be asked. Its answer counts until one is."""
+
+
+class Refusal(NamedTuple):
+    runner: Start
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionState:
+    standing: Standing = Standing.WANTED
+    asked: Asked | None = None
+    refusals: tuple[Refusal, ...] = ()
+    """One for each runner that has refused it"""
+    unable: tuple[Start, ...] = ()
+    """Runners that could not check what serves, for good. That says nothing about the revision."""
+    silent: tuple[Start, ...] = ()
+    """Runners that were asked and have not answered: others are asked first."""
+    failure: Failure | None = None
+    """Why it is refused or has failed, also while it is asked again"""
+    retry_at: float | None = None
+    """When it may be asked again, after a failure that may pass"""
+
+    @property
+    def serves(self) -> bool:
+        return self.standing in SERVE
+
+    @property
+    def ended(self) -> bool:
+        """It does not serve, for the reason in `failure`."""
+        return self.standing in ENDED
+
+    @property
+    def waits(self) -> bool:
+        """For the answer of the runner that was asked"""
+        return self.asked is not None and not self.asked.overdue
+
+    # ------------------------------------------------------------------------------------------------- whom to ask
+
+    def may_be_asked(self, now: float) -> bool:
+        """Of a runner for which it `is_open`"""
+        if self.waits or self.standing is Standing.PROVED:
+            return False
+        if self.standing is Standing.FAILED and self.retry_at is None:
+            return False
+        return self.retry_at is None or now >= self.retry_at
+
+    def is_open(self, start: Start) -> bool:
+        """Whether this runner may still answer."""
+        if len(self.refusals) + len(self.unable) >= MAX_REFUSED_BY:
+            return False
+        return start not in self.unable and not self.is_refused_by(start)
+
+    def is_refused_by(self, start: Start) -> bool:
+        return any(one.runner == start for one in self.refusals)
+
+    # -------------------------------------------------------------------------------------------- what has happened
+
+    def ask(self, order: int, start: Start, now: float) -> Self:
+        return replace(self, asked=Asked(order, start, now))
+
+    def works(self, now: float) -> Self:
+        """The runner that was asked is at work."""
+        return self if self.asked is None else replace(self, asked=self.asked._replace(since=now, overdue=False))
+
+    def unanswered(self) -> Self:
+        """The runner that was asked has gone, or another one is asked."""
+        return replace(self, asked=None)
+
+    def overdue(self) -> Self:
+        """The runner that was asked has told nothing for long."""
+        if self.asked is None:
+            return self
+        silent = (*(one for one in self.silent if one != self.asked.runner), self.asked.runner)
+        return replace(self, asked=self.asked._replace(overdue=True), silent=silent[-MAX_REFUSED_BY:])
+
+    def certified(self, start: Start) -> Self:
+        refusals = tuple(one for one in self.refusals if one.runner != start)
+        return type(self)(TABLE[self.standing][Finding.CERTIFIED], refusals=refusals)
+
+    def refused(self, start: Start, failure: Failure) -> Self:
+        """What this runner computes is wrong. It was asked, or has found it by itself."""
+        refusals = (*(one for one in self.refusals if one.runner != start), Refusal(start, failure))
+        return replace(
+            self,
+            standing=TABLE[self.standing][Finding.REFUSED],
+            asked=self._asked_of_another(start),
+            refusals=refusals[-MAX_REFUSED_BY:],
+            failure=failure if self.standing is Standing.REFUSED else None,
+            retry_at=None,
+        )
+
+    def failed(self, start: Start, failure: Failure, now: float) -> Self:
+        """The runner that was asked could not check it."""
+        standing, passes = TABLE[self.standing][Finding.FAILED], failure.retry_after > 0
+        return replace(
+            self,
+            standing=standing,
+            asked=self._asked_of_another(start),
+            unable=self.unable if passes or standing not in SERVE else (*self.unable, start)[-MAX_REFUSED_BY:],
+            failure=None if standing in SERVE else failure,
+            retry_at=now + failure.retry_after if passes else None,
+        )
+
+    def nobody_left(self) -> Self:
+        """All that could be asked have refused it. If none has, nobody has told anything."""
+        standing = TABLE[self.standing][Finding.NOBODY_LEFT]
+        if not self.refusals or standing is not Standing.REFUSED:
+            return self
+        return replace(self, standing=standing, failure=self.refusals[-1].failure, retry_at=None)
+
+    def without(self, start: Start) -> Self:
+        """This start of a runner is over."""
+        return replace(
+            self,
+            refusals=tuple(one for one in self.refusals if one.runner != start),
+            unable=tuple(one for one in self.unable if one != start),
+            silent=tuple(one for one in self.silent if one != start),
+        )
+
+    def wanted_anew(self) -> Self:
+        """Under another bound, or after another revision. What is under way is still answered."""
+        return self if self.serves else type(self)(asked=self.asked)
+
+    def _asked_of_another(self, start: Start) -> Asked | None:
+        return None if self.asked is not None and self.asked.runner == start else self.asked
+
+
+def is_wrong(failure: Failure) -> bool:
+    """True if a runner's results were wrong: its kernels or its device may be the cause."""
+    return failure.code == AdapterUnproved.mapping.code and failure.reason == PROOF_FAILED
+
+
+def is_refusal(failure: Failure, *, serves: bool) -> bool:
+    """Whether others are asked. That an adapter moves nothing is its own fault, if nobody has proved the contrary."""
+    return is_wrong(failure) or (serves and failure.code == AdapterUnproved.mapping.code)
