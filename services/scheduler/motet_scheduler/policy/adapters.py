@@ -429,8 +429,8 @@ class Adapters:
         *,
         some_may_return: bool = False,
     ) -> bool:
-        """Apply a runner's report about a check. `some_may_return`: runners that a former scheduler knew. True if it is
-        decided: something was certified, has failed, or does not serve any more."""
+        """Apply a runner's report about a check. `some_may_return`: not all runners of the group are known. True if it
+        is decided: something was certified, has failed, or does not serve any more."""
         key, check = adapter.asked_for, adapter.check
         assert key is not None
         assert check is not None

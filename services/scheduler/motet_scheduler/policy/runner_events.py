@@ -187,7 +187,7 @@ class RunnerEvents:
             adapters.order_at(now + event.failure.retry_after)
         checked = adapters.checked_by(event)
         if checked is not None:
-            before, returns = checked.serving, self._state.some_may_return
+            before, returns = checked.serving, self._state.some_may_return(checked.spec.group)
             if adapters.check_reported(checked, event, self._state.runners.values(), now, some_may_return=returns):
                 self._state.catalog_changed = True
             if checked.serving is not before:  # else the former revision serves on, and failures are not saved
@@ -208,11 +208,11 @@ class RunnerEvents:
         if failure is None:
             adapters.stage_told(runner, event.digest, event.stage)
             adapters.proved(runner, event)
-        elif failure.code == AdapterUnproved.mapping.code and adapters.proof_failed(
-            runner, event, self._state.runners.values(), some_may_return=self._state.some_may_return
-        ):
-            self._state.catalog_changed = True
-            self._state.emit(effects.SaveCatalog(outdates=True))
+        elif failure.code == AdapterUnproved.mapping.code:
+            returns = self._state.some_may_return(runner.group)
+            if adapters.proof_failed(runner, event, self._state.runners.values(), some_may_return=returns):
+                self._state.catalog_changed = True
+                self._state.emit(effects.SaveCatalog(outdates=True))
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor

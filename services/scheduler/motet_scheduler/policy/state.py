@@ -117,10 +117,12 @@ class SchedulerState:
     def may_place(self) -> bool:
         return self.waiting_for_runners.over
 
-    @property
-    def some_may_return(self) -> bool:
-        """Whether runners may be away of which nobody has told since the start."""
-        return bool(self.away_since_start) and self.now < self.attached_by
+    def some_may_return(self, group: GroupName) -> bool:
+        """Whether runners may be away of which nobody has told since the start, or of which the pools lack some."""
+        if self.away_since_start and self.now < self.attached_by:
+            return True
+        known = Counter(one.identity.pool for one in self.runners_of(group))
+        return any(pool.group == group and pool.replicas > known[pool.pool] for pool in self.pools.values())
 
     def missed(self, group: GroupName) -> float:
         """How many runners of the group may still come back after a start. For those that stay away this ends soon."""

@@ -1,0 +1,288 @@
+"""Runners come, go, break, answer, refuse and stay silent; revisions change. The laws of what is proved hold:
+
+- each check ends, served or refused with a reason, if a runner lives that answers;
+- what serves is withdrawn only after an answer, and only if every known runner has refused it;
+- the check of one adapter holds up no other's;
+- the status says what is true.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from motet.domain import Digest
+from motet.errors import AdapterUnproved
+from motet.runner_info import Failure
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import start_of
+from motet_scheduler.policy.revision_state import Standing
+from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Certificate
+from tests.scheduler.builders import adapter, ready
+
+WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
+NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
+AWAY = Failure("adapter_fetch_failed", "away", 5.0)
+
+INSTANCES = ("r0", "r1", "r2")
+NAMES = ("pirate", "poet")
+GOOD, USELESS, SILENT = "good", "useless", "silent"
+"""What a revision is. Of a silent one no order is ever answered."""
+KINDS = (GOOD, GOOD, GOOD, USELESS, SILENT)
+
+
+@dataclass
+class Start:
+    incarnation: str
+    broken: bool
+    orders: dict[str, effects.EnsureAdapter] = field(default_factory=dict)
+    """The last one for each adapter"""
+
+
+class RandomProofs(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.driver = ready(load_retry=10.0, forget_runner=30.0)
+        self.runners: dict[str, Start] = {}
+        self.starts = 0
+        self.stamps = dict.fromkeys(NAMES, 0)
+        self.kinds: dict[tuple[str, str], str] = {}
+        self.refused: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+        """Digest → the starts of runners that have refused it"""
+        self.told: dict[str, effects.ReportAdapter] = {}
+
+    # ------------------------------------------------------------------------------------------------------- carrying
+
+    def kind_of(self, name: str, stamp: str) -> str:
+        return self.kinds[name, stamp]
+
+    def digest_of(self, name: str, stamp: str) -> Digest:
+        return Digest("sha256:" + f"{NAMES.index(name):032x}{int(stamp):032x}")
+
+    def entry(self, name):
+        return self.driver.scheduler.adapters.by_name[adapter(name).ref.object]
+
+    def state_adapters(self):
+        self.send(lambda: self.driver.state(*(adapter(name, stamp=str(stamp)) for name, stamp in self.stamps.items())))
+
+    def send(self, happens, *, news: str = "", name: str = ""):
+        """`news`: the start that has refused what `name` serves, if one has"""
+        adapters = self.driver.scheduler.adapters
+        served = {one.spec.ref.object: one.serving for one in adapters if one.serving is not None}
+        decided = happens()
+        gone = [
+            one
+            for one, serving in served.items()
+            if one in adapters.by_name and adapters.by_name[one].serving is None and serving is not None
+        ]
+        for one in gone:
+            assert one.name == name, "what serves was withdrawn without an answer about it"
+            refused_by = self.refused[served[one].digest]
+            known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
+            assert known <= refused_by, "what serves was withdrawn, and a runner has not refused it"
+            assert any(isinstance(effect, effects.SaveCatalog) and effect.outdates for effect in decided)
+        for effect in decided:
+            if isinstance(effect, effects.EnsureAdapter) and effect.stage is AdapterStage.CERTIFIED:
+                self.runners[effect.instance].orders[effect.ref.name] = effect
+            elif isinstance(effect, effects.ReportAdapter):
+                self.told[effect.ref.name] = effect
+
+    def answer(self, instance: str, name: str, *, passes: bool = False):
+        """An order about an adapter is answered as the runner finds it."""
+        start = self.runners[instance]
+        order = start.orders[name]
+        asked = self.entry(name).asked_for
+        stamp = asked.content_stamp if asked is not None else str(self.stamps[name])
+        kind, digest = self.kind_of(name, stamp), self.digest_of(name, stamp)
+        if kind == SILENT:
+            return
+        del start.orders[name]
+        failure = None
+        if passes:
+            failure = AWAY
+        elif start.broken or kind == USELESS:
+            failure = WRONG if start.broken else NO_EFFECT
+            self.refused[digest].add((instance, start.incarnation))
+        certificate = Certificate(digest=digest, rank=8) if failure is None else None
+        self.send(
+            lambda: self.driver.certify(
+                name,
+                digest if failure is None else Digest(""),
+                instance=instance,
+                order=order.order,
+                stage=AdapterStage.NONE if failure else AdapterStage.CERTIFIED,
+                certificate=certificate,
+                failure=failure,
+            ),
+            name=name,
+        )
+
+    def unanswered(self):
+        return [(instance, name) for instance, start in self.runners.items() for name in start.orders]
+
+    # ---------------------------------------------------------------------------------------------------------- rules
+
+    @initialize(
+        kinds=st.tuples(*[st.sampled_from(KINDS)] * len(NAMES)), broken=st.lists(st.booleans(), min_size=1, max_size=3)
+    )
+    def begin(self, kinds, broken):
+        self.kinds = {(name, "0"): kind for name, kind in zip(NAMES, kinds, strict=True)}
+        self.state_adapters()
+        for instance, is_broken in zip(INSTANCES, broken, strict=False):
+            self.starts_anew(instance, is_broken)
+
+    @rule(instance=st.sampled_from(INSTANCES), broken=st.booleans())
+    def starts_anew(self, instance, broken):
+        self.starts += 1
+        incarnation = str(self.starts)
+        self.runners[instance] = Start(incarnation, broken)
+        self.send(lambda: self.driver.attach(instance, incarnation=incarnation))
+
+    @rule(instance=st.sampled_from(INSTANCES))
+    def stream_breaks(self, instance):
+        if (start := self.runners.get(instance)) is not None:
+            start.orders.clear()
+            self.send(lambda: self.driver.detach(instance, start.incarnation))
+
+    @rule(instance=st.sampled_from(INSTANCES))
+    def stream_is_back(self, instance):
+        if (start := self.runners.get(instance)) is not None:
+            self.send(lambda: self.driver.attach(instance, incarnation=start.incarnation))
+
+    @rule(which=st.integers(0, 5), passes=st.sampled_from([False, False, True]))
+    def one_answers(self, which, passes):
+        if open_ := self.unanswered():
+            self.answer(*open_[which % len(open_)], passes=passes)
+
+    @rule()
+    def all_answer(self):
+        for _ in INSTANCES:
+            for instance, name in self.unanswered():
+                self.answer(instance, name)
+
+    @rule(instance=st.sampled_from(INSTANCES))
+    def breaks(self, instance):
+        """Its device, or its other kernels: what it has is proved again, and is wrong."""
+        start = self.runners.get(instance)
+        runner = self.driver.scheduler.runners.get(instance)
+        if start is None or runner is None or not runner.attached:
+            return
+        start.broken = True
+        for name in NAMES:
+            if (serving := self.entry(name).serving) is not None:
+                self.refused[serving.digest].add((instance, start.incarnation))
+                news = events.AdapterStateChanged(
+                    instance=runner.instance,
+                    ref=AdapterRef("default", name, 1),
+                    digest=serving.digest,
+                    stage=AdapterStage.NONE,
+                    failure=WRONG,
+                )
+                self.send(lambda news=news: self.driver.send(news), name=name)
+
+    @rule(name=st.sampled_from(NAMES), kind=st.sampled_from(KINDS))
+    def another_revision(self, name, kind):
+        self.stamps[name] += 1
+        self.kinds[name, str(self.stamps[name])] = kind
+        self.state_adapters()
+
+    @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
+    def time_passes(self, seconds):
+        self.send(lambda: self.driver.wait(seconds))
+
+    # ----------------------------------------------------------------------------------------------------------- laws
+
+    @invariant()
+    def status_is_true(self):
+        adapters = self.driver.scheduler.adapters
+        for one in adapters:
+            report, entry = adapters.report(one), adapters.entry(one, self.driver.scheduler.runners)
+            assert report.serving == entry.digest
+            assert (report.state in (AdapterReadiness.READY, AdapterReadiness.COLD)) is bool(report.serving)
+            assert (report.failure is not None) is one.newest.ended
+            if report.serving:
+                known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
+                warned = bool(report.certificate.warnings)
+                noted = {refusal.runner for refusal in one.state_of(one.serving.key).refusals}
+                assert warned is bool(noted)
+                assert noted <= self.refused[report.serving]
+                assert noted <= known, "it warns of a runner that is gone"
+            elif not one.newest.ended:
+                assert report.state is AdapterReadiness.LOADING
+
+    def teardown(self):
+        """All answer what they are asked, as they find it, and nothing else happens."""
+        for _ in range(25):
+            for instance, name in self.unanswered():
+                self.answer(instance, name)
+            self.send(lambda: self.driver.wait(5.0))
+        attached = {
+            instance: start
+            for instance, start in self.runners.items()
+            if (runner := self.driver.scheduler.runners.get(instance)) is not None and runner.attached
+        }
+        for name in NAMES if attached else ():
+            one, stamp = self.entry(name), str(self.stamps[name])
+            kind, newest = self.kind_of(name, stamp), one.newest
+            if kind == SILENT:
+                continue
+            assert newest.standing is not Standing.WANTED, "its check has not ended"
+            healthy = any(not start.broken for start in attached.values())
+            if kind == GOOD and healthy:
+                assert newest.standing is Standing.PROVED, newest
+                assert one.serving.digest == self.digest_of(name, stamp)
+            if newest.ended:
+                assert newest.failure is not None
+                report = self.told[name]
+                assert report.failure is not None
+                assert report.failure.message.startswith(newest.failure.message)
+            if one.serving is not None and one.serving.key != one.wanted and healthy:
+                serves = self.kind_of(name, one.serving.key.content_stamp)
+                assert serves != GOOD or one.state_of(one.serving.key).standing is Standing.PROVED
+
+
+@pytest.mark.timeout(300)
+def test_proofs_end_and_the_status_is_true_whatever_runners_do():
+    run_state_machine_as_test(
+        RandomProofs,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=20,
+            deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_proofs_end_and_the_status_is_true_in_plain_random_runs(part):
+    """Hypothesis seldom has a runner go just while it is asked, and stay away."""
+    for seed in range(part * 100, part * 100 + 100):
+        try:
+            plain_run(Random(seed))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def plain_run(random: Random) -> None:
+    run = RandomProofs()
+    run.begin(random.choices(KINDS, k=len(NAMES)), random.choices([False, True], k=random.randint(1, 3)))
+    steps = [
+        lambda: run.one_answers(random.randrange(6), passes=random.random() < 0.2),
+        run.all_answer,
+        lambda: run.starts_anew(random.choice(INSTANCES), broken=random.random() < 0.5),
+        lambda: run.stream_breaks(random.choice(INSTANCES)),
+        lambda: run.stream_is_back(random.choice(INSTANCES)),
+        lambda: run.breaks(random.choice(INSTANCES)),
+        lambda: run.another_revision(random.choice(NAMES), random.choice(KINDS)),
+        lambda: run.time_passes(random.choice([1.0, 11.0, 31.0])),
+    ]
+    for _ in range(random.randint(4, 16)):
+        random.choices(steps, weights=[6, 2, 1, 2, 1, 1, 1, 3])[0]()
+        run.status_is_true()
+    run.teardown()
