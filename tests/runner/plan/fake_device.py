@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
@@ -52,9 +52,9 @@ def make_planner(
     )
 
 
-def adapter_layout(rank: int) -> AdapterLayout:
+def adapter_layout(rank: int, *, slab: str = "") -> AdapterLayout:
     """An adapter that nobody reads. It takes as many pages as its rank is."""
-    return AdapterLayout.of(Path("nowhere"), FileStamp(0, 0, 0), rank, ())
+    return replace(AdapterLayout.of(Path("nowhere"), FileStamp(0, 0, 0), rank, ()), slab=slab)
 
 
 def new(
@@ -148,6 +148,9 @@ class FakeDevice:
         self.loads_fail: set[str] = set()
         self.unproved: set[str] = set()
         """Adapters whose proofs fail"""
+        self.damaged_slabs: set[str] = set()
+        """Adapters whose proofs fail only if they were loaded from their slab"""
+        self.from_slab: dict[str, bool] = {}
         self.given_up_proofs: set[str] = set()
         """Adapters whose proofs are given up"""
         self.proof_parts = 1
@@ -263,6 +266,7 @@ class FakeDevice:
                 del self.loads[number]
                 arrived.append(LoadArrived(number, 0.5))
                 self.adapters[load.digest] = pages
+                self.from_slab[load.digest] = bool(load.layout.slab)
         return arrived, failed
 
     def _prove_some(self, plan: StepPlan) -> ProofResult | None:
@@ -283,6 +287,8 @@ class FakeDevice:
             return None
         if step.digest in self.unproved:
             return ProofResult(step.number, AdapterUnproved("its results are wrong"))
+        if step.digest in self.damaged_slabs and self.from_slab[step.digest]:
+            return ProofResult(step.number, AdapterUnproved("its slab is damaged"), from_slab=True)
         if step.digest in self.given_up_proofs:
             return ProofResult(step.number, AdapterError("its file is gone"))
         return ProofResult(step.number, Proof(kernels, 1.0, 0.0))

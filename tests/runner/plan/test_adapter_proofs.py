@@ -317,6 +317,63 @@ def test_what_is_wrong_serves_nobody_until_there_is_another_order() -> None:
     assert "again" in device.finished
 
 
+def prove_from_slab(planner: Planner, *, meanwhile: bool = False) -> None:
+    order = ProofOrder(next(NUMBERS), serves_meanwhile=meanwhile)
+    planner.commands.load_adapter(X, adapter_layout(2, slab="slab"), proof=order)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_adapter_with_a_damaged_slab_is_loaded_from_its_files_and_proved_again(ahead: int) -> None:
+    planner = make_planner()
+    device = FakeDevice(planner, ahead=ahead)
+    device.damaged_slabs = {"x"}
+    prove_from_slab(planner)
+    planner.commands.add(new("a", adapter="x"))
+    device.run()
+    assert "a" in device.finished
+    assert proved(device) == [X]
+    assert not not_proved(device)
+    loads = happened(device, AdapterLoaded)
+    assert [one.lacks_slab for one in loads] == [False, True], "the slab is to be written again"
+    know(planner, y=2)
+    planner.commands.add(new("b", adapter="y"))
+    device.run()
+    assert "b" in device.finished
+
+
+def test_what_is_wrong_from_its_files_too_is_refused_after_one_more_attempt() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.damaged_slabs = device.unproved = {"x"}
+    prove_from_slab(planner)
+    planner.commands.add(new("a", adapter="x"))
+    device.run()
+    assert device.given_up == ["a"]
+    assert not_proved(device) == [(X, AdapterUnproved)]
+    device.unproved = set()
+    prove_from_slab(planner)
+    device.run()
+    assert proved(device) == [X], "another order tries the files again"
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_a_damaged_slab_has_served_ends_and_others_get_what_is_right(ahead: int) -> None:
+    planner = make_planner()
+    device = FakeDevice(planner, ahead=ahead)
+    device.proof_parts = 4
+    device.damaged_slabs = {"x"}
+    prove_from_slab(planner, meanwhile=True)
+    planner.commands.add(new("before", adapter="x", max_tokens=40))
+    planner.commands.add(new("base", max_tokens=40))
+    while not device.given_up:
+        device.step()
+    planner.commands.add(new("after", adapter="x"))
+    device.run()
+    assert device.given_up == ["before"]
+    assert set(device.finished) == {"base", "after"}
+    assert proved(device) == [X]
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_later_proof_that_fails_ends_the_sequences_of_its_adapter_and_no_others(ahead: int) -> None:
     planner = make_planner(host_pages=20)

@@ -95,6 +95,12 @@ class AdapterProofs:
                 self._refused[digest] = found
         return ProofEnded(ordered.number, digest, found)
 
+    def doubt(self, digest: Digest) -> None:
+        """What was on the device is wrong, and may have been read wrongly: another attempt decides. Until then the
+        adapter serves nobody."""
+        self._held[digest] = None
+        self._attempt = None
+
     def _give_up(self, digest: Digest, why: str) -> ProofEnded | None:
         answer = self.end(digest, AdapterError(f"The proof of this adapter was given up: {why}."))
         self._refused.pop(digest, None)

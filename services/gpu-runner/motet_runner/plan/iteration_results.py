@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from motet.domain import Digest
 from motet.errors import NotFinite, Overloaded
+from motet_runner.adapters.proof import Proof
 from motet_runner.interface import (
     AdapterFailed,
     DecodedTokens,
@@ -21,7 +22,7 @@ from motet_runner.plan.sequence_lives import SequenceLives
 from motet_runner.plan.sequence_memory import SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.size_limit import SizeLimit
-from motet_runner.plan.step_plan import StepResult
+from motet_runner.plan.step_plan import ProofResult, StepResult
 
 _NOT_FINITE = (
     "The model's results for this request are infinite or not numbers. If the request uses an adapter, try the base "
@@ -135,6 +136,8 @@ class IterationResults:
                 for sequence in self._users_of(adapter):
                     if sequence.state is State.LOADING:  # no others fail (PU-07)
                         self._lives.give_up(sequence, other.error)
+        if result.proved is not None and self._reloads(result.proved):
+            return
         if result.proved is not None and (proved := adapters.proof_ended(result.proved)) is not None:
             self._lives.may_serve(proved)
             error = adapters.refusal(proved)
@@ -142,6 +145,19 @@ class IterationResults:
                 for sequence in self._users_of(proved):
                     self._lives.give_up(sequence, error)
                 self._memory.copies += adapters.leave(proved)
+
+    def _reloads(self, proved: ProofResult) -> bool:
+        """Whether an adapter is loaded and proved once more, because its slab may be what is wrong. Sequences that it
+        was computed for end with the error."""
+        adapters, error = self._memory.adapters, proved.found
+        if isinstance(error, Proof) or (doubted := adapters.doubted(proved)) is None:
+            return False
+        adapter, served = doubted
+        for sequence in self._users_of(adapter) if served else ():
+            self._lives.give_up(sequence, error)
+        self._memory.copies += adapters.leave(adapter)
+        adapters.want(adapter)
+        return True
 
     def _users_of(self, adapter: Digest) -> list[Sequence]:
         return [one for one in self._sequences if one.adapter == adapter]

@@ -13,7 +13,7 @@ An adapter that was never proved serves only once it is. See `adapter_proofs` fo
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError
@@ -69,6 +69,8 @@ class ResidentAdapters:
         self._loading: AdapterLoad | None = None
         self._loads = 0
         """How many loads have begun."""
+        self._from_files: set[Digest] = set()
+        """Those that are loaded without their slab until they are proved: what it held was wrong."""
         self._begun: list[AdapterLoad] = []
         self._evicted: list[Digest] = []
 
@@ -222,6 +224,7 @@ class ResidentAdapters:
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
+            self._from_files.discard(digest)
             self._answer(self.proofs.forget(digest))
         return tuple(effects)
 
@@ -280,7 +283,10 @@ class ResidentAdapters:
                 self._gone(evicted)
             del self._wanted[digest]
             self._loads += 1
-            self._loading = AdapterLoad(self._loads, digest, self._known[digest].layout)
+            layout = self._known[digest].layout
+            if digest in self._from_files:
+                layout = replace(layout, slab="")
+            self._loading = AdapterLoad(self._loads, digest, layout)
             self._begun.append(self._loading)
             return grant
         return None
@@ -315,15 +321,28 @@ class ResidentAdapters:
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
-        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.lacks_slab))
+        lacks_slab = load.lacks_slab or digest in self._from_files
+        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, lacks_slab))
         return digest
 
     def proof_ended(self, proved: ProofResult) -> Digest | None:
         """→ the adapter, whose order is answered; None if the attempt was given up meanwhile"""
         digest = self.proofs.attempt_ended(proved.number)
         if digest is not None:
+            self._from_files.discard(digest)
             self._answer(self.proofs.end(digest, proved.found))
         return digest
+
+    def doubted(self, proved: ProofResult) -> tuple[Digest, bool] | None:
+        """What a slab holds is wrong. → the adapter, which is to be loaded from its files and proved again before its
+        order is answered, and whether it has served: once. None if that was done, or the attempt was given up."""
+        digest = self.proofs.attempt_ended(proved.number)
+        if digest is None or not proved.from_slab or digest in self._from_files:
+            return None
+        self._from_files.add(digest)
+        served = self.proofs.may_serve(digest)
+        self.proofs.doubt(digest)
+        return digest, served
 
     def failed(self, number: int, error: MotetError) -> tuple[Digest, tuple[Effect, ...]] | None:
         """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""

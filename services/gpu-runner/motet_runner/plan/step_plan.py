@@ -147,6 +147,8 @@ class ProofResult:
     number: int
     found: Proof | MotetError
     """An AdapterUnproved if the adapter's results are wrong"""
+    from_slab: bool = False
+    """The bytes came from the adapter's slab: it may be damaged, and the adapter right."""
 
 
 _NONE = DecodeRows()

@@ -184,6 +184,7 @@ class AdapterLoads:
         if step is None or (self._proving is None and step.number <= self._last_proof):
             return None  # it has ended, and the plan was made before that was known
         found: Proof | MotetError | None
+        from_slab = False
         try:
             if self._proving is None:
                 self._proving = self._begin_proof(step)
@@ -193,11 +194,12 @@ class AdapterLoads:
                 raise
             found = _as_motet_error(error)
             if isinstance(error, AdapterUnproved) and self._arrived[step.digest].from_slab:
+                from_slab = True
                 _remove_slab(step.layout)
         if found is None:
             return None
         self._end_proof()
-        return ProofResult(step.number, found)
+        return ProofResult(step.number, found, from_slab)
 
     def _begin_proof(self, step: ProofStep) -> _Proving:
         assert self.prover is not None, "this engine proves nothing"
