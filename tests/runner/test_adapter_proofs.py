@@ -1,9 +1,11 @@
 """An engine proves an adapter before it serves: its results are right, and it acts."""
 
+import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,11 +19,15 @@ from motet.domain import Digest
 from motet.errors import PROOF_FAILED, AdapterUnproved, MotetError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.expected_results import ExpectedResults
+from motet_runner.adapters.kept_proofs import ProofKey
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.cpu import cpu_name
 from motet_runner.engine import Engine
 from motet_runner.execute.proof import adapter_proof
 from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
 from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEnded
+from motet_runner.machine import hardware_name
 from motet_runner.settings import Settings
 from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
@@ -436,10 +442,8 @@ def test_a_device_that_computes_by_itself_proves_as_well(llama: Path, plain: Pat
     refused(engine, plain, PLAIN["no scale"], monkeypatch)
 
 
-def test_a_slab_with_which_the_proof_fails_is_removed(
-    llama: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = proving_engine(llama)
+def with_damaged_slab(engine: Engine, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AdapterLayout:
+    """It is written as it is wrong, so its checksums are right."""
     layout = certify(shutil.copytree(plain, tmp_path / "adapter"), engine.info).layout
     layout = layout.with_slab("digest", engine.info.run_layout)
     slab = layout.file.with_name(layout.slab)
@@ -449,14 +453,33 @@ def test_a_slab_with_which_the_proof_fails_is_removed(
         while not (written := engine.slabs_written()):
             assert engine.idle() is not None
     assert written[0].bytes == slab.stat().st_size
+    return layout
+
+
+def test_a_damaged_slab_refuses_no_adapter_and_is_removed(
+    llama: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = proving_engine(llama)
+    layout = with_damaged_slab(engine, plain, tmp_path, monkeypatch)
     engine.load_adapter(A, layout, proof=ProofOrder(1))
-    (ended,) = run(engine).of(ProofEnded)
-    assert isinstance(ended.found, AdapterUnproved)
-    wait_until(lambda: not slab.exists())
-    engine.load_adapter(A, layout, proof=ProofOrder(2))
+    ran = run(engine, ask("a", adapter=A))
+    assert len(ran.tokens["a"]) == 40
+    assert len(proofs(ran)) == len(ran.of(ProofEnded)) == 1
+    assert [one.lacks_slab for one in ran.of(AdapterLoaded)] == [False, True]
+    wait_until(lambda: not layout.file.with_name(layout.slab).exists())
+
+
+def test_an_adapter_that_is_wrong_without_its_slab_too_is_refused(
+    llama: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = proving_engine(llama)
+    layout = with_damaged_slab(engine, plain, tmp_path, monkeypatch)
+    PLAIN["no scale"](monkeypatch)
+    engine.load_adapter(A, layout, proof=ProofOrder(1))
     ran = run(engine)
-    assert len(proofs(ran)) == 1
-    assert ran.of(AdapterLoaded)[0].lacks_slab
+    (ended,) = ran.of(ProofEnded)
+    assert isinstance(ended.found, AdapterUnproved)
+    assert len(ran.of(AdapterLoaded)) == 2
 
 
 def test_an_adapter_is_proved_from_its_slab(llama: Path, plain: Path, tmp_path: Path) -> None:
@@ -504,3 +527,16 @@ def test_numbers_that_are_none_are_wrong(llama: Path, plain: Path, monkeypatch) 
 
     monkeypatch.setattr(AdapterProof, "_compare", infected)
     assert isinstance(outcome(engine, plain), AdapterUnproved)
+
+
+def test_an_engine_tells_which_machine_and_device_compute(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof of another one is not believed: see `kept_proofs`."""
+    engine = proving_engine(llama)
+    assert cpu_name() in engine.info.hardware
+    assert platform.node() in engine.info.hardware
+    found = ProofKey.of(engine.info, Digest("base"))
+    assert found.hardware == engine.info.hardware
+    assert found != ProofKey.of(replace(engine.info, hardware="another"), Digest("base"))
+    monkeypatch.setattr("motet_runner.machine.MACHINE_ID", Path("/nowhere/machine-id"))
+    assert "GPU-1" in hardware_name("H100 GPU-1")
+    assert hardware_name("H100 GPU-1") != hardware_name("H100 GPU-2")

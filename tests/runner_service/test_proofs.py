@@ -435,3 +435,59 @@ async def test_an_engine_that_proves_nothing_serves_as_before(tmp_path):
     setup.adapters.on_kernels("any")
     assert setup.adapters.policy.proofs.kernels is None
     setup.adapters.close()
+
+
+async def test_a_runner_does_not_believe_its_neighbour_what_it_has_found_wrong_itself(setup, tmp_path):
+    """They share the folder, and all that a proof depends on."""
+    neighbour = Proving(tmp_path)
+    order = setup.order(1)
+    asked = await setup.asked()
+    await setup.answers(asked, AdapterUnproved("wrong", reason="ProofFailed"))
+    with pytest.raises(AdapterUnproved):
+        await order
+    await neighbour.proved(1)
+    setup.posted.clear()
+    setup.adapters.expect(asked.digest, 10.0)
+    again = await setup.asked()
+    assert not again.proof.serves_meanwhile
+    setup.posted.clear()
+    await setup.proves(again)
+    assert setup.adapters.for_request(asked.digest).proved_by == ("torch",)
+    neighbour.adapters.close()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+async def test_what_another_machine_or_device_has_proved_does_not_serve_here_before_it_is_proved(tmp_path, kernels):
+    here, there = {"hardware": "one, GPU-1"}, {"kernels": kernels, "hardware": "one, GPU-2"}
+    one, other = Proving(tmp_path, **here), Proving(tmp_path, **there)
+    await one.proved(1)
+    order = other.order(1)
+    asked = await other.asked()
+    assert not asked.proof.serves_meanwhile
+    await other.proves(asked)
+    await order
+    for setup, how in ((one, here), (other, there)):
+        setup.adapters.close()
+        again = Proving(tmp_path, **how)
+        await again.order(1)
+        assert not again.posted, "each believes what it has proved itself"
+        again.adapters.close()
+
+
+async def test_what_has_no_place_on_the_device_holds_up_no_proof_of_what_has_one(tmp_path):
+    setup = Proving(tmp_path, capacity=16)
+    digests = [(await setup.proved(n)).digest for n in range(1, 6)]
+    *cold, hot = digests
+    setup.adapters.on_loaded(AdapterLoaded(hot, 10, 0.1))
+    setup.posted.clear()
+    setup.adapters.on_kernels("cpp")
+    await settle(setup.adapters)
+    asked = [one for one in setup.posted if isinstance(one, LoadAdapter)]
+    assert hot in [one.digest for one in asked]
+    assert sum(one.digest in cold for one in asked) == MAX_AGAIN
+    setup.posted.clear()
+    setup.adapters.on_loaded(AdapterLoaded(cold[-1], 10, 0.1))
+    setup.adapters.tick()
+    await settle(setup.adapters)
+    assert [one.digest for one in setup.posted if isinstance(one, LoadAdapter)] == [cold[-1]], "it has a place now"
+    setup.adapters.close()

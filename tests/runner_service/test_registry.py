@@ -49,6 +49,7 @@ class RegistrySetup:
         proves_with=None,
         proves_linears=True,
         version="1",
+        hardware="",
         run_layout="",
         slab_bytes=lambda _: 0,
         **settings,
@@ -64,7 +65,7 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
-        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker)
+        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker, hardware)
         proofs = None if proves_with is None else KeptProofs(cache, key, linears=proves_linears)
         checks = Checks(
             cache,

@@ -52,7 +52,7 @@ from motet_runner.interface import (
     SlabWritten,
     StepOutput,
 )
-from motet_runner.machine import machine_name
+from motet_runner.machine import hardware_name, machine_name
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
@@ -222,6 +222,7 @@ class Engine(PlannedEngine):
             run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",
             proves=config.prove_adapters,
             compares=True,
+            hardware=hardware_name(_gpu_name(loaded.device)),
         )
 
     @property
@@ -403,3 +404,11 @@ class Engine(PlannedEngine):
                 f"engine.maxModelLength is {wanted}, but the model's context has {possible} tokens. Lower it."
             )
         return min(wanted or possible, pages * PAGE_TOKENS)
+
+
+def _gpu_name(device: torch.device) -> str:
+    """Its name, and the number that no other GPU has; empty for a CPU"""
+    if device.type != "cuda":
+        return ""
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} {getattr(found, 'uuid', '')}"

@@ -389,6 +389,8 @@ class EngineInfo:
     """True if the engine proves adapters: `Engine.load_adapter`"""
     compares: bool = False
     """True if it compares recorded answers with what it computes, whether it proves or not"""
+    hardware: str = ""
+    """The machine and the device that compute, if the engine proves adapters or compares answers"""
     run_layout: str = ""
     """What the bytes of an adapter on the device depend on, besides the adapter and the base. Empty: it loads no
     slabs."""

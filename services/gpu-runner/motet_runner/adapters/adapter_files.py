@@ -102,6 +102,7 @@ class DiskAdapterFiles(Fetches):
         await self._in_folders(partial(self.checks.keep_proof, held, proof))
 
     async def forget_proofs(self, held: Held) -> None:
+        self.checks.found_wrong(held.digest)  # at once, also if the disk hangs
         await self._in_folders(partial(self.checks.forget_proofs, held))
 
     async def evict(self, effect: effects.Evict) -> effects.Answer:

@@ -66,8 +66,13 @@ class Checks:
         if self._proofs is not None and held.certification is not None:
             self._proofs.keep(held.folder, held.digest, held.certification, proof)
 
+    def found_wrong(self, digest: Digest) -> None:
+        """A newer proof has failed: here no earlier one counts, and none of another process."""
+        if self._proofs is not None:
+            self._proofs.found_wrong(digest)
+
     def forget_proofs(self, held: Held) -> None:
-        """A newer proof has failed."""
+        """Those that are kept beside the files"""
         if self._proofs is not None:
             self._proofs.forget(held.folder)
 

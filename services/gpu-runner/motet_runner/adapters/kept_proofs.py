@@ -1,7 +1,9 @@
 """Keeps proofs beside the adapters' files, so that a restart proves nothing anew.
 
 A proof holds for these bytes, this layout, this base model, this engine, its data type, device and kernels, and this
-version of Motet and of its checks. If any of them differs, the adapter is proved again, and serves meanwhile.
+version of Motet and of its checks. If any of them differs, the adapter is proved again, and serves meanwhile. It does
+not if another machine or another device has proved it, as may be in a shared folder, or if this process has found it
+wrong since.
 """
 
 import hashlib
@@ -31,6 +33,9 @@ MAX_PROOF_FILES = 8
 
 MAX_PROOF_BYTES = 16_384
 
+MAX_WRONG = 4096
+"""The number of adapters of which a process remembers that their proofs have failed here: the newest ones"""
+
 PREFIX = "proofs-"
 
 
@@ -47,6 +52,8 @@ class ProofKey(NamedTuple):
     version: str
     """Of the engine, and of Motet with its kernels"""
     checker: int = CHECK_VERSION
+    hardware: str = ""
+    """The machine and its device. What another one has proved, this one may compute wrongly."""
 
     @classmethod
     def of(cls, info: EngineInfo, base_digest: Digest) -> "ProofKey":
@@ -54,7 +61,7 @@ class ProofKey(NamedTuple):
         rank = f"tile {info.adapter_rank_tile}, bytes {info.adapter_rank_bytes}"
         adapter_layout = f"{rank}, {info.run_layout}, slabs {SLAB_VERSION}"
         versions = f"{info.version} {version('motet')}"
-        return cls(base_digest, limits, adapter_layout, info.backend, info.device, versions)
+        return cls(base_digest, limits, adapter_layout, info.backend, info.device, versions, hardware=info.hardware)
 
     def file_name(self, digest: Digest, linears_file: str) -> str:
         """Of the proofs of one adapter. `linears_file`: its name says what is in the layout."""
@@ -79,6 +86,8 @@ class KeptProofs:
         self._cache = cache
         self._key = key
         self._linears = linears
+        self._wrong: dict[Digest, None] = {}
+        """What this engine has found wrong. A neighbour of the same hardware may have proved it since."""
 
     def concern(self, checked: Certification) -> bool:
         """False: there is nothing of the adapter that the engine proves or compares."""
@@ -86,6 +95,8 @@ class KeptProofs:
 
     def of(self, folder: Path, digest: Digest, checked: Certification) -> tuple[Proof, ...]:
         """The proofs of this engine, one for each of its kernels; none from a file that says something else"""
+        if digest in self._wrong:
+            return ()
         linears_file = checked.layout.linears_file
         try:
             content = _read(folder / self._key.file_name(digest, linears_file))
@@ -97,13 +108,22 @@ class KeptProofs:
         return proof.linears or not self._linears
 
     def any_of(self, folder: Path, digest: Digest) -> bool:
-        """True if any engine has proved it, also one that differs from this one."""
+        """True if any engine of this hardware has proved it, also one that differs from this one."""
+        if digest in self._wrong:
+            return False
         with suppress(OSError):
             for file in islice(folder.glob(f"{PREFIX}*.json"), MAX_PROOF_FILES):
                 key, proofs = _decode(_read(file))
-                if any(map(self._counts, proofs)) and key and key[0] == digest:
+                ours = bool(key) and key[0] == digest and key[-1] == self._key.hardware
+                if ours and any(map(self._counts, proofs)):
                     return True
         return False
+
+    def found_wrong(self, digest: Digest) -> None:
+        self._wrong.pop(digest, None)
+        self._wrong[digest] = None
+        if len(self._wrong) > MAX_WRONG:
+            del self._wrong[next(iter(self._wrong))]
 
     def forget(self, folder: Path) -> None:
         """All proofs of an adapter, also of other engines"""
@@ -111,6 +131,7 @@ class KeptProofs:
             file.unlink(missing_ok=True)
 
     def keep(self, folder: Path, digest: Digest, checked: Certification, proof: Proof) -> None:
+        self._wrong.pop(digest, None)
         others = (one for one in self.of(folder, digest, checked) if one.kernels != proof.kernels)
         linears_file = checked.layout.linears_file
         content = self._key.encode(digest, linears_file, (*others, proof))

@@ -68,6 +68,8 @@ class AdapterPolicy:
         """Whose folders are still to be looked at in this round."""
         self._confirming = False
         self._effects: list[Effect] = []
+        self._here: dict[Digest, None] = {}
+        """The adapters on the device"""
         self.changed: dict[Digest, None] = {}
         """The adapters whose tier may have changed since `take_changed`."""
 
@@ -434,7 +436,7 @@ class AdapterPolicy:
         self._prove_again()
 
     def _prove_again(self) -> None:
-        while (digest := self.proofs.next_again()) is not None:
+        while (digest := self.proofs.next_again(self._here)) is not None:
             life = self.get(digest)
             if life is not None and life.ready and life.checked is not None and not life.drop_when_idle:
                 life.in_engine = True
@@ -484,6 +486,10 @@ class AdapterPolicy:
         if life.on_device is not on_device:
             life.on_device = on_device
             self.changed[life.digest] = None
+            if on_device:
+                self._here[life.digest] = None
+            else:
+                self._here.pop(life.digest, None)
 
     def _let_go(self, life: AdapterLife) -> None:
         self.changed[life.digest] = None
@@ -564,6 +570,7 @@ class AdapterPolicy:
         if life.digest == self._slabs.current:
             return  # its lease is needed; it is asked again when the slab has ended
         del self._lives[life.digest]
+        self._here.pop(life.digest, None)
         if life.held is not None or life.in_engine:
             self._unload(life)
         self._let_go(life)

@@ -2,17 +2,18 @@
 
 An adapter that was never proved is ready once the engine has proved it. One that was proved before, by other kernels or
 another version, serves on, and is proved again beside the requests: a few at a time, as one may need a place on the
-device.
+device. Those that have no place there hold up none that has one: the device may be full for long.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from motet.domain import Digest
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.proof import ProofOrder
 
 MAX_AGAIN = 2
-"""How many orders the engine may have when it gets one that nobody waits for"""
+"""How many orders the engine may have when it gets one that nobody waits for: for adapters on the device, and for the
+others"""
 
 
 class ProofOrders:
@@ -72,14 +73,23 @@ class ProofOrders:
 
     def prove_again(self, lives: Iterable[AdapterLife]) -> None:
         """Some of these may need another proof."""
-        self._again.update((life.digest, None) for life in lives if self._needs(life) and life.proved)
+        self._again.update((life.digest, None) for life in lives if self._may_be_proved_again(life))
 
-    def next_again(self) -> Digest | None:
-        """The next one to be proved again, if the engine has little else to prove"""
-        if not self._again or len(self._orders) >= MAX_AGAIN:
+    def _may_be_proved_again(self, life: AdapterLife) -> bool:
+        return life.proved and self._needs(life) and life.digest not in self._orders
+
+    def next_again(self, here: Collection[Digest]) -> Digest | None:
+        """The next one to be proved again, if the engine has little else to prove. `here`: those on the device"""
+        if not self._again:
             return None
-        digest = next(iter(self._again))
-        del self._again[digest]
+        ordered_here = sum(one in here for one in self._orders)
+        digest = None
+        if ordered_here < MAX_AGAIN:
+            digest = next((one for one in here if one in self._again), None)
+        if digest is None and len(self._orders) - ordered_here < MAX_AGAIN:
+            digest = next((one for one in self._again if one not in here), None)
+        if digest is not None:
+            del self._again[digest]
         return digest
 
     def _needs(self, life: AdapterLife) -> bool:
