@@ -7,10 +7,11 @@ from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
-from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, ready, resident
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 from tests.scheduler.test_adapters import checks, published
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
@@ -47,6 +48,12 @@ def stack(*runners: str) -> SchedulerDriver:
 
 def report(driver: SchedulerDriver, name: str = "pirate") -> effects.ReportAdapter:
     return [one for one in driver.of(effects.ReportAdapter) if one.ref.name == name][-1]
+
+
+def status(driver: SchedulerDriver) -> effects.ReportAdapter:
+    """What a new operator is told"""
+    adapters = driver.scheduler.adapters
+    return adapters.report(adapters.by_name[adapter().ref.object])
 
 
 def test_another_runner_is_asked_before_an_adapter_is_refused():
@@ -267,3 +274,162 @@ def test_a_request_for_what_has_no_effect_asks_no_other_runner():
     decline(driver, driver.where("a"), 1, NO_EFFECT)
     driver.lose("a", 1)
     assert driver.of(effects.SendRefused)
+
+
+def test_a_check_ends_if_the_second_runner_goes():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance)
+    (second,) = checks(driver)
+    driver.detach(second.instance)
+    driver.wait(0.1)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert report(driver).failure == WRONG
+    driver.attach(second.instance)
+    assert [one.instance for one in checks(driver)] == [second.instance]
+    driver.certify(instance=second.instance)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_another_runner_is_asked_if_the_first_one_does_not_answer():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    driver.wait(driver.scheduler.config.load_retry)
+    (second,) = checks(driver)
+    assert {first.instance, second.instance} == {"r0", "r1"}
+
+
+def test_orders_that_are_never_answered_hold_up_no_other_adapter():
+    driver = stack("r0")
+    names = [f"a{number}" for number in range(2 * CHECKS_AT_ONCE)]
+    driver.state(*map(adapter, names))
+    asked = {one.ref.name for one in checks(driver)}
+    for _ in range(3):
+        driver.wait(driver.scheduler.config.load_retry)
+        asked |= {one.ref.name for one in checks(driver)}
+    assert asked == set(names)
+
+
+def test_a_late_answer_counts_until_another_runner_is_asked():
+    driver = stack("r0")
+    names = [f"a{number}" for number in range(2 * CHECKS_AT_ONCE)]
+    driver.state(*map(adapter, names))
+    late = checks(driver)[0]
+    driver.wait(driver.scheduler.config.load_retry)
+    assert late.ref.name not in {one.ref.name for one in checks(driver)}
+    driver.certify(late.ref.name, order=late.order)
+    assert published(driver)[late.ref.name].digest == PIRATE
+
+
+def test_what_serves_stays_while_the_runner_that_proves_it_is_away():
+    driver = serving("r0", "r1")
+    driver.detach("r1")
+    news(driver, "r0")
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.wait(1)
+    told = report(driver)
+    assert (told.failure, told.checking) == (None, False)
+    (warning,) = told.certificate.warnings
+    assert warning.startswith("its proof has failed on r0")
+    assert WRONG.message in warning
+    driver.attach("r1")
+    assert [one.instance for one in checks(driver)] == ["r1"]
+    driver.certify(instance="r1")
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_group_that_lacks_a_runner_withdraws_nothing():
+    driver = serving("r0")
+    driver.state(adapter(), pools=(pool(replicas=2),))
+    news(driver, "r0")
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.attach("r1")
+    assert [one.instance for one in checks(driver)] == ["r1"]
+    refuse(driver, "r1")
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+
+
+def test_after_a_takeover_what_serves_stays_until_the_runners_from_before_are_back():
+    saved = serving("r0", "r1").scheduler.catalog_to_save()
+    successor = SchedulerDriver(saved=saved, now=5000.0)
+    successor.gateway()
+    successor.attach("r0", resident=resident(PIRATE))
+    successor.wait(1)
+    news(successor, "r0")
+    assert published(successor)["pirate"].digest == PIRATE
+    successor.attach("r1", resident=resident(PIRATE))
+    assert [one.instance for one in checks(successor)] == ["r1"]
+
+
+def test_what_is_withdrawn_is_saved_so_that_a_successor_does_not_serve_it():
+    driver = serving("r0")
+    news(driver, "r0")
+    assert [one.outdates for one in driver.of(effects.SaveCatalog)] == [True]
+    (saved,) = driver.scheduler.catalog_to_save().adapters
+    assert saved.serving is None
+    both = serving("r0", "r1")
+    news(both, "r0")
+    assert not both.of(effects.SaveCatalog)
+    refuse(both, "r1")
+    assert [one.outdates for one in both.of(effects.SaveCatalog)] == [True]
+
+
+def test_what_serves_beside_a_newer_revision_that_failed_is_judged_too():
+    driver = serving("r0")
+    driver.state(adapter(stamp="2"))
+    driver.wait(60)
+    refuse(driver, "r0", failure=Failure("adapter_incompatible", "no config"))
+    news(driver, "r0")
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    told = report(driver)
+    assert (told.serving, told.failure.code) == ("", "adapter_incompatible")
+
+
+def test_what_is_doubted_while_a_newer_revision_is_checked_is_asked_for_once_that_has_failed():
+    driver = serving("r0", "r1")
+    driver.state(adapter(stamp="2"))
+    driver.wait(60)
+    (newer,) = checks(driver)
+    news(driver, "r0")
+    assert published(driver)["pirate"].digest == PIRATE
+    refuse(driver, newer.instance, failure=Failure("adapter_incompatible", "no config"))
+    (asked,) = checks(driver)
+    assert (asked.instance, asked.expected_digest) == ("r1", PIRATE)
+    driver.certify(instance="r1")
+    assert published(driver)["pirate"].digest == PIRATE
+    told = status(driver)
+    assert (told.serving, told.failure.code) == (PIRATE, "adapter_incompatible")
+
+
+def test_what_moves_nothing_any_more_is_withdrawn_once_all_say_so():
+    driver = serving("r0", "r1")
+    news(driver, "r0", NO_EFFECT)
+    assert published(driver)["pirate"].digest == PIRATE
+    refuse(driver, "r1", failure=NO_EFFECT)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert (report(driver).serving, report(driver).failure) == ("", NO_EFFECT)
+
+
+def test_a_runner_that_cannot_check_what_is_doubted_takes_it_out_of_no_service():
+    for failure, again in ((Failure("adapter_error", "no disk"), 0), (Failure("adapter_fetch_failed", "away", 5.0), 1)):
+        driver = serving("r0", "r1")
+        news(driver, "r0")
+        refuse(driver, "r1", failure=failure)
+        assert published(driver)["pirate"].digest == PIRATE
+        assert status(driver).failure is None
+        driver.wait(6)
+        assert len(checks(driver)) == again
+
+
+def test_a_runner_whose_other_kernels_prove_what_its_first_ones_did_not_refuses_it_no_longer():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    driver.certify(instance="r1")
+    certificate = Certificate(digest=PIRATE, rank=8, proved_by=("cpp",))
+    news(driver, "r0", None, stage=AdapterStage.DEVICE, certificate=certificate)
+    driver.wait(1)
+    assert not report(driver).certificate.warnings
+    news(driver, "r1")
+    assert published(driver)["pirate"].digest == PIRATE, "r0 has proved it since"
