@@ -92,6 +92,9 @@ def start_of(runner: Runner) -> Start:
     return runner.instance, runner.identity.incarnation
 
 
+NEW = RevisionState()
+
+
 @dataclass(slots=True)
 class Adapter:
     spec: AdapterSpec
@@ -113,10 +116,10 @@ class Adapter:
             self.states[self.serving.key] = RevisionState(Standing.PROVED)
 
     def state_of(self, key: RevisionKey) -> RevisionState:
-        return self.states.get(key, RevisionState())
+        return self.states.get(key, NEW)
 
     def put(self, key: RevisionKey, state: RevisionState) -> None:
-        if state.asked is not None or self.needs(key):
+        if state is not NEW and (state.asked is not None or self.needs(key)):
             self.states[key] = state
         else:
             self.states.pop(key, None)
@@ -266,7 +269,8 @@ class Adapters:
             # The old failure was about another revision or another bound.
             adapter.wanted, adapter.recheck_requested = wanted, False
             for key in (before, wanted):
-                adapter.put(key, adapter.state_of(key).wanted_anew())
+                if (state := adapter.states.get(key)) is not None:
+                    adapter.put(key, state.wanted_anew())
         if spec.group != adapter.spec.group:
             self._retire(adapter)
             if (serving := adapter.serving) is not None:
@@ -341,9 +345,11 @@ class Adapters:
         here = {start_of(runner) for runner in runners if runner.attached}
         refused = False
         for adapter in self._to_check:
-            key, check = adapter.asked_for, adapter.check
-            if key is not None and check is not None:
-                state = adapter.states[key]
+            if not adapter.states:
+                continue  # mostly, if there are many
+            key = adapter.asked_for
+            state = adapter.state_of(key) if key is not None else NEW
+            if key is not None and (check := state.asked) is not None:
                 if check.runner not in here or (check.overdue and not adapter.needs(key)):
                     adapter.put(key, state.unanswered())
                 elif not check.overdue and now >= check.since + self._policy.load_retry:
@@ -363,20 +369,19 @@ class Adapters:
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
         able: dict[tuple[GroupName, str], list[Runner]] = {}
         for adapter in sorted(self._to_check, key=lambda one: one.asked_at):
-            name = adapter.spec.ref.object
             for key in adapter.to_ask(now):
-                # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
-                is_new = key == adapter.wanted and not adapter.recheck_requested
-                if is_new and not self._changes.may_change(name, now):
-                    self.order_at(self._changes.next_at(name))
-                    continue
                 of_base = key.group, key.base
                 if of_base not in able:
                     asked = (one for one in runners if self._may_check(one, key))
                     able[of_base] = [one for one in asked if busy[one.instance] < CHECKS_AT_ONCE]
-                state = adapter.state_of(key)
-                runner = _best(able[of_base], state, busy)
+                runner = _best(able[of_base], adapter.state_of(key), busy) if able[of_base] else None
                 if runner is None:
+                    continue
+                # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
+                is_new = key == adapter.wanted and not adapter.recheck_requested
+                name = adapter.spec.ref.object
+                if is_new and not self._changes.may_change(name, now):
+                    self.order_at(self._changes.next_at(name))
                     continue
                 busy[runner.instance] += 1
                 if busy[runner.instance] == CHECKS_AT_ONCE:
@@ -443,7 +448,7 @@ class Adapters:
         adapter.checked_at = now
         serving = adapter.serving
         if key != adapter.wanted and (serving is None or serving.key != key):
-            adapter.put(key, RevisionState())
+            adapter.put(key, NEW)
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is None:
