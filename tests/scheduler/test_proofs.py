@@ -312,7 +312,7 @@ def test_orders_that_are_never_answered_hold_up_no_other_adapter():
     assert asked == set(names)
 
 
-def test_a_late_answer_counts_until_another_runner_is_asked():
+def test_a_late_answer_counts():
     driver = stack("r0")
     names = [f"a{number}" for number in range(2 * CHECKS_AT_ONCE)]
     driver.state(*map(adapter, names))

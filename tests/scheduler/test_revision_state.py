@@ -106,13 +106,16 @@ def test_of_what_serves_a_runner_that_cannot_check_it_is_not_asked_again_until_i
     assert later.is_open(R0)
 
 
-def test_the_order_of_a_silent_runner_counts_until_another_one_is_asked():
+def test_a_silent_runner_may_answer_late_and_goes_on_if_it_works():
     state = after(asked()).overdue()
-    assert state.asked is not None
     assert state.may_be_asked(11.0)
-    assert not state.waits
-    assert state.silent == (R0,)
-    assert state.works(12.0).waits
+    (silent,) = state.silent
+    works = state.works(silent, 12.0)
+    assert (works.asked, works.silent) == (silent._replace(since=12.0), ())
+    another = state.ask(2, R1, 12.0)
+    assert another.works(silent, 13.0) == another, "another one is asked by now"
+    assert another.certified(R0).serves
+    assert after(asked(), RevisionState.overdue, asked(R1), refused()).silent == ()
 
 
 def test_no_more_runners_are_asked_than_are_remembered():
@@ -159,4 +162,4 @@ def test_whatever_happens_what_is_said_is_consistent(happened):
             assert one is nobody_left, "what serves ends only once nobody is left to ask"
             assert before.refusals
         if state.standing is Standing.DOUBTED or state.standing is Standing.WANTED:
-            assert state.waits or state.may_be_asked(1e9), "somebody is asked, or may be"
+            assert state.asked is not None or state.may_be_asked(1e9), "somebody is asked, or may be"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
@@ -141,6 +142,13 @@ class Adapter:
         key = self.asked_for
         return self.states[key].asked if key is not None else None
 
+    def orders(self) -> Iterator[tuple[RevisionKey, Asked]]:
+        """Those whose answers count, the newest of a revision first"""
+        for key, state in self.states.items():
+            for check in (state.asked, *reversed(state.silent)):
+                if check is not None:
+                    yield key, check
+
     @property
     def failure(self) -> Failure | None:
         """Of the newest revision, if it failed."""
@@ -158,13 +166,21 @@ class Adapter:
     def to_ask(self, now: float) -> Iterator[RevisionKey]:
         """What a runner may be asked to check now. As long as the newest revision is not decided, what serves may be
         replaced soon, and is not asked for."""
-        if any(state.waits for state in self.states.values()):
+        if self.asked_for is not None:
             return
         if self.newest.may_be_asked(now):
             yield self.wanted
         serving = self.serving.key if self.serving is not None else self.wanted
         if serving != self.wanted and self.newest.ended and self.state_of(serving).may_be_asked(now):
             yield serving
+
+
+class Check(NamedTuple):
+    """A runner was asked to check a revision."""
+
+    adapter: Adapter
+    key: RevisionKey
+    asked: Asked
 
 
 class Adapters:
@@ -350,10 +366,10 @@ class Adapters:
             key = adapter.asked_for
             state = adapter.state_of(key) if key is not None else NEW
             if key is not None and (check := state.asked) is not None:
-                if check.runner not in here or (check.overdue and not adapter.needs(key)):
+                if check.runner not in here:
                     adapter.put(key, state.unanswered())
-                elif not check.overdue and now >= check.since + self._policy.load_retry:
-                    adapter.put(key, state.overdue() if adapter.needs(key) else state.unanswered())
+                elif now >= check.since + self._policy.load_retry:
+                    adapter.put(key, state.overdue())
             refused |= self._nobody_left(adapter, runners)
         return refused
 
@@ -363,9 +379,7 @@ class Adapters:
         self._changes.expire(now)
         if not self._to_check:
             return
-        busy = Counter(
-            check.runner[0] for adapter in self._to_check if (check := adapter.check) is not None and not check.overdue
-        )
+        busy = Counter(check.runner[0] for adapter in self._to_check if (check := adapter.check) is not None)
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
         able: dict[tuple[GroupName, str], list[Runner]] = {}
         for adapter in sorted(self._to_check, key=lambda one: one.asked_at):
@@ -397,8 +411,6 @@ class Adapters:
     def _ask(self, adapter: Adapter, key: RevisionKey, runner: Runner, now: float) -> EnsureAdapter:
         order, serving, spec = next(self._orders), adapter.serving, adapter.spec
         adapter.asked_at = now
-        if (before := adapter.asked_for) is not None:
-            adapter.put(before, adapter.states[before].unanswered())
         adapter.put(key, adapter.state_of(key).ask(order, start_of(runner), now))
         self.order_at(now + self._policy.load_retry)
         # What serves is asked for as these bytes: its source may have others by now.
@@ -413,21 +425,21 @@ class Adapters:
     def _may_want_check(self) -> Iterable[Adapter]:
         return self.by_name.values() if self._to_check is None else self._to_check
 
-    def checked_by(self, event: AdapterStateChanged) -> Adapter | None:
-        """The adapter whose pending check this report answers; None if it answers none that is known.
+    def checked_by(self, event: AdapterStateChanged) -> Check | None:
+        """What this report answers; None if it answers no check that is known.
 
         A runner of an earlier version repeats no number: its report counts for the check that it was given last.
         """
         adapter = self.by_name.get(event.ref.object)
-        check = adapter.check if adapter is not None else None
-        if check is None or check.runner[0] != event.instance:
-            return None
-        answers = event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
-        return adapter if answers else None
+        for key, check in adapter.orders() if adapter is not None else ():
+            answers = event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED
+            if adapter is not None and check.runner[0] == event.instance and answers:
+                return Check(adapter, key, check)
+        return None
 
     def check_reported(
         self,
-        adapter: Adapter,
+        answered: Check,
         event: AdapterStateChanged,
         runners: Collection[Runner],
         now: float,
@@ -436,12 +448,10 @@ class Adapters:
     ) -> bool:
         """Apply a runner's report about a check. `some_may_return`: not all runners of the group are known. True if it
         is decided: something was certified, has failed, or does not serve any more."""
-        key, check = adapter.asked_for, adapter.check
-        assert key is not None
-        assert check is not None
+        adapter, key, check = answered
         state = adapter.states[key]
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
-            adapter.put(key, state.works(now))
+            adapter.put(key, state.works(check, now))
             return False
         if event.certificate is not None and event.certificate.base_digest not in ("", key.base):
             return False  # its runner has another base model by now; without an answer the check is ordered again
@@ -489,7 +499,7 @@ class Adapters:
     def _nobody_left(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
         """Whether the newest revision is refused, because all runners that can be asked now have refused it."""
         state = adapter.newest
-        if state.standing is not Standing.WANTED or state.waits or not state.refusals:
+        if state.standing is not Standing.WANTED or state.asked is not None or not state.refusals:
             return False
         if any(state.is_open(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
             return False
@@ -504,7 +514,7 @@ class Adapters:
         if serving is None or some_may_return or (serving.key != adapter.wanted and not adapter.newest.ended):
             return
         state = adapter.state_of(serving.key)
-        if state.standing is not Standing.DOUBTED or state.waits:
+        if state.standing is not Standing.DOUBTED or state.asked is not None:
             return
         of_base = [one for one in runners if one.group == serving.key.group and one.serves(serving.key.base)]
         if not of_base or not all(state.is_refused_by(start_of(one)) for one in of_base):
@@ -871,7 +881,7 @@ def _best(able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceNa
     """First those that have not left an order unanswered, then those with the fewest checks"""
 
     def rank(runner: Runner) -> tuple[bool, int, InstanceName]:
-        return start_of(runner) in state.silent, busy[runner.instance], runner.instance
+        return any(one.runner == start_of(runner) for one in state.silent), busy[runner.instance], runner.instance
 
     return min((one for one in able if state.is_open(start_of(one))), key=rank, default=None)
 

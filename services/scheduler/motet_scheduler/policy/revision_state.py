@@ -73,8 +73,6 @@ class Asked(NamedTuple):
     runner: Start
     since: float
     """When it was asked, or has told last that it is at work"""
-    overdue: bool = False
-    """It has told nothing for long: others may be asked. Its answer counts until one is."""
 
 
 class Refusal(NamedTuple):
@@ -90,8 +88,8 @@ class RevisionState:
     """One for each runner that has refused it"""
     unable: tuple[Start, ...] = ()
     """Runners that could not check what serves, for good. That says nothing about the revision."""
-    silent: tuple[Start, ...] = ()
-    """Runners that were asked and have not answered: others are asked first."""
+    silent: tuple[Asked, ...] = ()
+    """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
     failure: Failure | None = None
     """Why it is refused or has failed, also while it is asked again"""
     retry_at: float | None = None
@@ -106,16 +104,11 @@ class RevisionState:
         """It does not serve, for the reason in `failure`."""
         return self.standing in ENDED
 
-    @property
-    def waits(self) -> bool:
-        """For the answer of the runner that was asked"""
-        return self.asked is not None and not self.asked.overdue
-
     # ------------------------------------------------------------------------------------------------- whom to ask
 
     def may_be_asked(self, now: float) -> bool:
         """Of a runner for which it `is_open`"""
-        if self.waits or self.standing is Standing.PROVED:
+        if self.asked is not None or self.standing is Standing.PROVED:
             return False
         if self.standing is Standing.FAILED and self.retry_at is None:
             return False
@@ -135,20 +128,22 @@ class RevisionState:
     def ask(self, order: int, start: Start, now: float) -> Self:
         return replace(self, asked=Asked(order, start, now))
 
-    def works(self, now: float) -> Self:
+    def works(self, check: Asked, now: float) -> Self:
         """The runner that was asked is at work."""
-        return self if self.asked is None else replace(self, asked=self.asked._replace(since=now, overdue=False))
+        if self.asked not in (None, check):
+            return self
+        return replace(self, asked=check._replace(since=now), silent=self._silent_without(check.runner))
 
     def unanswered(self) -> Self:
-        """The runner that was asked has gone, or another one is asked."""
+        """The runner that was asked has gone."""
         return replace(self, asked=None)
 
     def overdue(self) -> Self:
         """The runner that was asked has told nothing for long."""
         if self.asked is None:
             return self
-        silent = (*(one for one in self.silent if one != self.asked.runner), self.asked.runner)
-        return replace(self, asked=self.asked._replace(overdue=True), silent=silent[-MAX_REFUSED_BY:])
+        silent = (*self._silent_without(self.asked.runner), self.asked)
+        return replace(self, asked=None, silent=silent[-MAX_REFUSED_BY:])
 
     def certified(self, start: Start) -> Self:
         refusals = tuple(one for one in self.refusals if one.runner != start)
@@ -162,6 +157,7 @@ class RevisionState:
             standing=TABLE[self.standing][Finding.REFUSED],
             asked=self._asked_of_another(start),
             refusals=refusals[-MAX_REFUSED_BY:],
+            silent=self._silent_without(start),
             failure=failure if self.standing is Standing.REFUSED else None,
             retry_at=None,
         )
@@ -173,6 +169,7 @@ class RevisionState:
             self,
             standing=standing,
             asked=self._asked_of_another(start),
+            silent=self._silent_without(start),
             unable=self.unable if passes or standing not in SERVE else (*self.unable, start)[-MAX_REFUSED_BY:],
             failure=None if standing in SERVE else failure,
             retry_at=now + failure.retry_after if passes else None,
@@ -191,12 +188,15 @@ class RevisionState:
             self,
             refusals=tuple(one for one in self.refusals if one.runner != start),
             unable=tuple(one for one in self.unable if one != start),
-            silent=tuple(one for one in self.silent if one != start),
+            silent=self._silent_without(start),
         )
 
     def wanted_anew(self) -> Self:
         """Under another bound, or after another revision. What is under way is still answered."""
         return self if self.serves else type(self)(asked=self.asked)
+
+    def _silent_without(self, start: Start) -> tuple[Asked, ...]:
+        return tuple(one for one in self.silent if one.runner != start)
 
     def _asked_of_another(self, start: Start) -> Asked | None:
         return None if self.asked is not None and self.asked.runner == start else self.asked

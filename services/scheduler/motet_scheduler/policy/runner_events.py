@@ -187,10 +187,11 @@ class RunnerEvents:
             adapters.order_at(now + event.failure.retry_after)
         checked = adapters.checked_by(event)
         if checked is not None:
-            before, returns = checked.serving, self._state.some_may_return(checked.spec.group)
+            one = checked.adapter
+            before, returns = one.serving, self._state.some_may_return(one.spec.group)
             if adapters.check_reported(checked, event, self._state.runners.values(), now, some_may_return=returns):
                 self._state.catalog_changed = True
-            if checked.serving is not before:  # else the former revision serves on, and failures are not saved
+            if one.serving is not before:  # else the former revision serves on, and failures are not saved
                 self._state.emit(effects.SaveCatalog(outdates=True))
         elif (
             not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
