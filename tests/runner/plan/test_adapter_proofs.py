@@ -317,9 +317,11 @@ def test_what_is_wrong_serves_nobody_until_there_is_another_order() -> None:
     assert "again" in device.finished
 
 
-def prove_from_slab(planner: Planner, *, meanwhile: bool = False) -> None:
-    order = ProofOrder(next(NUMBERS), serves_meanwhile=meanwhile)
+def prove_from_slab(planner: Planner, *, meanwhile: bool = False, number: int = 0) -> int:
+    number = number or next(NUMBERS)
+    order = ProofOrder(number, serves_meanwhile=meanwhile)
     planner.commands.load_adapter(X, adapter_layout(2, slab="slab"), proof=order)
+    return number
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -362,12 +364,16 @@ def test_what_a_damaged_slab_has_served_ends_and_others_get_what_is_right(ahead:
     device = FakeDevice(planner, ahead=ahead)
     device.proof_parts = 4
     device.damaged_slabs = {"x"}
-    prove_from_slab(planner, meanwhile=True)
+    number = prove_from_slab(planner, meanwhile=True)
     planner.commands.add(new("before", adapter="x", max_tokens=40))
     planner.commands.add(new("base", max_tokens=40))
     while not device.given_up:
         device.step()
     planner.commands.add(new("after", adapter="x"))
+    prove_from_slab(planner, meanwhile=True, number=number)  # told again, as with each request
+    while not proved(device):
+        assert not device.tokens.get("after"), "it serves nobody before it is proved"
+        device.step()
     device.run()
     assert device.given_up == ["before"]
     assert set(device.finished) == {"base", "after"}

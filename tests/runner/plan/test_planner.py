@@ -402,7 +402,7 @@ class Runner(RuleBasedStateMachine):
     def prove_adapter(self, adapter: str, meanwhile: bool) -> None:
         order = ProofOrder(len(self.ordered) + 1, meanwhile)
         self.ordered.append(order.number)
-        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), proof=order)
+        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter], slab="slab"), proof=order)
 
     @precondition(lambda self: not len(self.planner.sequences) and not self.device.launched)
     @rule(kernels=st.sampled_from(["", "others"]))
@@ -413,6 +413,10 @@ class Runner(RuleBasedStateMachine):
     @rule(adapter=st.sampled_from(["", "", *RANKS]))
     def prove_nothing_of(self, adapter: str) -> None:
         self.device.unproved = {adapter}
+
+    @rule(adapter=st.sampled_from(["", "", *RANKS]))
+    def damage_slab_of(self, adapter: str) -> None:
+        self.device.damaged_slabs = {adapter}
 
     @rule(adapter=st.sampled_from(["", "", *RANKS]))
     def give_up_proofs_of(self, adapter: str) -> None:
@@ -485,7 +489,7 @@ class Runner(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.planner.commands.supervised = False
         self.device.disk_answers, self.device.loads_fail, self.device.unproved = True, set(), set()
-        self.device.given_up_proofs = set()
+        self.device.given_up_proofs = self.device.damaged_slabs = set()
         for adapter, rank in RANKS.items():
             self.planner.commands.load_adapter(Digest(adapter), adapter_layout(rank))
         self.device.run()

@@ -58,13 +58,13 @@ class AdapterProofs:
     def register(self, digest: Digest, order: ProofOrder | None, *, new: bool) -> ProofEnded | None:
         """`order`: None if the adapter may serve as it is. `new`: it was not known; one that serves goes on serving. →
         the answer to a former order that this one replaces"""
+        before = self._orders.get(digest)
+        if order is not None and before is not None and before.number == order.number:
+            return None  # told again
         if order is None or order.serves_meanwhile:
             self._held.pop(digest, None)
         elif new:
             self._held[digest] = None
-        before = self._orders.get(digest)
-        if order is not None and before is not None and before.number == order.number:
-            return None
         self._refused.pop(digest, None)
         answer = self._give_up(digest, "another order has replaced this one")
         if order is not None:
