@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 Work = Callable[[], None]
 
-MAX_IDLE = 1
+MAX_IDLE = 4
 
 
 class LoadThreads:

@@ -26,6 +26,7 @@ from motet_runner.plan.launched import Launched
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.next_iteration import NextIteration
 from motet_runner.plan.presets import Preset
+from motet_runner.plan.resident_adapters import MAX_LOADS
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_lives import SequenceLives
@@ -61,9 +62,10 @@ class Planner:
         beside: PromptTokensBeside | None = None,
         tpot_seconds: float | None = None,
         max_plans_waited: int = MAX_PLANS_WAITED,
+        max_loads: int = MAX_LOADS,
     ) -> None:
         """`page_tokens`: how many tokens a page holds. `tpot_seconds`: how long a token may take on average; None: as
-        long as it takes. `max_plans_waited`: by a proof, until its turn comes"""
+        long as it takes. `max_plans_waited`: by a proof, until its turn comes. `max_loads`: of adapters, at a time"""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
@@ -77,6 +79,7 @@ class Planner:
             by_forecast=preset.admission == "forecast",
             contiguous=preset.contiguous,
             proofs=AdapterProofs(max_plans_waited),
+            max_loads=max_loads,
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=_LEAST_CHUNK)
@@ -191,7 +194,7 @@ class Planner:
 
     def _round_now(self, *, beside_chunk: bool = False, beside_load: bool = False) -> DecodeRound | None:
         """The latest iteration's round, unless the next iteration may differ. `beside_chunk`: that of the decodes
-        beside a chunk of a prompt, and none otherwise. `beside_load`: also while an adapter loads."""
+        beside a chunk of a prompt, and none otherwise. `beside_load`: also while adapters load."""
         latest = self._latest
         if (
             latest is None
@@ -288,7 +291,7 @@ class Planner:
 
     def plain_round(self) -> DecodeRound | None:
         """The round that just continues, if nothing is launched: `leap` may take its `plain_iterations`. Or one that is
-        to begin: its first iteration needs no choice. An adapter may load, but must not arrive in these iterations."""
+        to begin: its first iteration needs no choice. Adapters may load, but none must arrive in these iterations."""
         return None if self._launched else self._round_now(beside_load=True) or self._round_of_all()
 
     def _round_of_all(self) -> DecodeRound | None:
@@ -309,8 +312,8 @@ class Planner:
         return DecodeRound(decoding, adapters, eos_token_ids=self._eos_token_ids, window=self.window)
 
     def _may_choose(self, *, beside_load: bool) -> bool:
-        """True if an adapter or a parked sequence may change what the next iteration is. `beside_load`: one that loads
-        does not."""
+        """True if an adapter or a parked sequence may change what the next iteration is. `beside_load`: those that
+        load do not."""
         still = self.adapters.still_beside_load if beside_load else self.adapters.still
         return bool(self._memory.copies or not still or (not self._commands.supervised and self._sequences.parked()))
 

@@ -1,7 +1,9 @@
 """Which adapters are on the device, which one loads, and which are evicted (PU-07).
 
 An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
-when all of it has arrived. One adapter loads at a time, and all sequences that wait for it share the load.
+when all of it has arrived. All sequences that wait for an adapter share its load. A load takes at least two iterations,
+one to read and one to copy. So others that sequences wait for begin meanwhile: few, and small ones, because what one
+iteration copies is bounded.
 
 An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
 the least recently used one goes first: for an adapter that a sequence waits for, or for KV. The load of one that the
@@ -28,6 +30,13 @@ from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, ProofStep
 
 
+MAX_LOADS = 4
+"""How many adapters load at a time"""
+MAX_BYTES_BESIDE = 16 * 1024 * 1024
+"""How many bytes the files of all adapters that load have, if there is more than one. They take as much of the host's
+memory, and more would only wait for each other's copies."""
+
+
 @dataclass(slots=True, eq=False)
 class KnownAdapter:
     """An adapter whose checked bytes are on this machine, see `layout`."""
@@ -49,6 +58,7 @@ class ResidentAdapters:
         pages_of_rank: Callable[[int], int],
         contiguous: bool = False,
         proofs: AdapterProofs | None = None,
+        max_loads: int = MAX_LOADS,
     ) -> None:
         """`contiguous`: the pages of each sequence are a run."""
         self.proofs = AdapterProofs() if proofs is None else proofs
@@ -66,7 +76,8 @@ class ResidentAdapters:
         self._wanted: dict[Digest, None] = {}
         """Adapters to load, in this order."""
         self._dropped: dict[Digest, None] = {}
-        self._loading: AdapterLoad | None = None
+        self._max_loads = max_loads
+        self._loading: dict[Digest, AdapterLoad] = {}
         self._loads = 0
         """How many loads have begun."""
         self._from_files: set[Digest] = set()
@@ -117,7 +128,7 @@ class ResidentAdapters:
     @property
     def busy(self) -> bool:
         """True if a plan could do something for an adapter now."""
-        if self._loading is not None or self._begun or self._evicted or self._some_go:
+        if self._loading or self._begun or self._evicted or self._some_go:
             return True
         if any(map(self._has_arrived, self.proofs)) or self._proves_beside_nobody:
             return True
@@ -131,15 +142,17 @@ class ResidentAdapters:
 
     @property
     def still_beside_load(self) -> bool:
-        """The same, but one adapter may load, of which the worker knows. Until it has arrived, no other load begins."""
-        if self._loading is None:
+        """The same, but adapters may load, of which the worker knows. Until one has arrived, no other load begins."""
+        if not self._loading:
             return self.still
-        return not (self._begun or self._evicted or self._some_go)
+        if self._begun or self._evicted or self._some_go:
+            return False
+        return self._loads_are_full or not any(map(self._is_awaited, self._wanted))
 
     @property
     def loads_wait(self) -> bool:
         """True if sequences wait for adapters, and no such adapter can get its pages."""
-        return self._loading is None and any(map(self._is_awaited, self._wanted))
+        return not self._loading and any(map(self._is_awaited, self._wanted))
 
     @property
     def loads_lack_pages(self) -> bool:
@@ -149,14 +162,14 @@ class ResidentAdapters:
     def in_the_way_of_a_proof(self) -> Digest | None:
         """The adapter with the fewest live sequences, if the turn of a proof waits only for a place on the device."""
         turn = self.proofs.turn
-        if turn is None or self._loading is not None or not self.promises_fit():
+        if turn is None or self._loads_are_full or not self.promises_fit():
             return None
         if turn not in self._wanted:
             return None
         resident = self._budget.adapters
         if len(resident) < self._budget.max_adapters or not all(map(self._is_live, resident)):
             return None
-        return min(resident, key=self._table.live_on)
+        return min(filter(self._has_arrived, resident), key=self._table.live_on, default=None)
 
     def refusal(self, digest: Digest) -> MotetError | None:
         """Why no request can use an adapter on this device."""
@@ -258,8 +271,8 @@ class ResidentAdapters:
         return grant
 
     def begin_load(self) -> Grant | None:
-        """Give pages to the next adapter to load, and evict others for it."""
-        if self._loading is not None:
+        """Give pages to the next adapter to load, and evict others for it. To be called until there is none."""
+        if self._loads_are_full:
             return None
         alone = self._proves_beside_nobody
         if alone and (first := self.proofs.first_outside(self._budget.adapters)) is not None:
@@ -269,7 +282,7 @@ class ResidentAdapters:
             wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
         for digest in wanted:
             waits = self._is_live(digest)
-            if waits and not self._could_begin(digest):
+            if (waits and not self._could_begin(digest)) or not self._may_load_now(digest, waits=waits):
                 continue
             urgent = waits or (alone and digest in self.proofs)
             pinned = self._budget.is_pinned(digest)
@@ -286,8 +299,8 @@ class ResidentAdapters:
             layout = self._known[digest].layout
             if digest in self._from_files:
                 layout = replace(layout, slab="")
-            self._loading = AdapterLoad(self._loads, digest, layout)
-            self._begun.append(self._loading)
+            self._loading[digest] = load = AdapterLoad(self._loads, digest, layout)
+            self._begun.append(load)
             return grant
         return None
 
@@ -298,8 +311,11 @@ class ResidentAdapters:
         return changes
 
     def loading(self) -> dict[int, int]:
-        """The current load's number, if there is one → the first page of its run."""
-        return {} if self._loading is None else {self._loading.number: self._budget.run_of(self._loading.digest).start}
+        """The number of each current load → the first page of its run. What sequences wait for comes first."""
+        if not self._loading:
+            return {}
+        loads = sorted(self._loading.values(), key=lambda load: not self._is_live(load.digest))
+        return {load.number: self._budget.run_of(load.digest).start for load in loads}
 
     def proving(self) -> ProofStep | None:
         """The proof that goes on with the next plan. It pauses while an adapter loads that sequences wait for."""
@@ -307,7 +323,7 @@ class ResidentAdapters:
         if attempt is None:
             return None
         number, digest, order = attempt
-        awaited = self._loading is not None and self._has_sequences(self._loading.digest)
+        awaited = any(map(self._has_sequences, self._loading))
         paused = awaited and self.proofs.yields(digest, self._has_sequences)
         first_page = self._budget.run_of(digest).start
         return ProofStep(number, digest, self._known[digest].layout, first_page, order, paused)
@@ -316,9 +332,10 @@ class ResidentAdapters:
 
     def arrived(self, load: LoadArrived) -> Digest | None:
         """All of an adapter is on the device. None if the load was given up meanwhile."""
-        if self._loading is None or self._loading.number != load.number:
+        digest = self._loaded_by(load.number)
+        if digest is None:
             return None
-        digest, self._loading = self._loading.digest, None
+        del self._loading[digest]
         known = self._known[digest]
         known.arrived = True
         lacks_slab = load.lacks_slab or digest in self._from_files
@@ -346,9 +363,9 @@ class ResidentAdapters:
 
     def failed(self, number: int, error: MotetError) -> tuple[Digest, tuple[Effect, ...]] | None:
         """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""
-        if self._loading is None or self._loading.number != number:
+        digest = self._loaded_by(number)
+        if digest is None:
             return None
-        digest = self._loading.digest
         self._answer(self.proofs.end(digest, error))
         effects = self._budget.release(digest)
         self._gone(digest)
@@ -360,7 +377,9 @@ class ResidentAdapters:
         """Recount pages and states. Raises AssertionError."""
         self._budget.check(held, cached)
         here = {digest for digest, known in self._known.items() if known.arrived}
-        loading = set() if self._loading is None else {self._loading.digest}
+        loading = self._loading.keys()
+        assert len(loading) <= self._max_loads, loading
+        assert {load.number for load in self._begun} <= {load.number for load in self._loading.values()}, self._begun
         assert set(self._budget.adapters) == here | loading, (self._budget.adapters, here, loading)
         assert not here & loading, (here, loading)
         assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
@@ -389,11 +408,25 @@ class ResidentAdapters:
     def _proves_beside_nobody(self) -> bool:
         """True if an adapter is to be loaded for its proof, and no sequence can run: it need not wait for its turn.
         Those on the device are proved first, so that none leaves before."""
-        if self._loading is not None or not self.proofs:
+        if self._loading or not self.proofs:
             return False
         if any(one == BASE or one in self._known for one in self._table.live_adapters()):
             return False
         return not any(map(self._has_arrived, self.proofs))
+
+    @property
+    def _loads_are_full(self) -> bool:
+        return len(self._loading) >= self._max_loads
+
+    def _may_load_now(self, digest: Digest, *, waits: bool) -> bool:
+        """Beside those that load already. `waits`: a sequence for it, or it is the turn of its proof"""
+        if not self._loading:
+            return True
+        sizes = (load.layout.size for load in self._loading.values())
+        return waits and sum(sizes) + self._known[digest].layout.size <= MAX_BYTES_BESIDE
+
+    def _loaded_by(self, number: int) -> Digest | None:
+        return next((digest for digest, load in self._loading.items() if load.number == number), None)
 
     def _has_arrived(self, digest: Digest) -> bool:
         known = self._known.get(digest)
@@ -426,4 +459,5 @@ class ResidentAdapters:
             known.arrived = False
             self._table.events.append(AdapterEvicted(digest))
         else:
-            self._loading = None
+            given_up = self._loading.pop(digest)
+            self._begun = [load for load in self._begun if load is not given_up]

@@ -16,7 +16,7 @@ from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
 from motet_runner.plan.prompt_scores import pages_before
-from motet_runner.plan.resident_adapters import ResidentAdapters
+from motet_runner.plan.resident_adapters import MAX_LOADS, ResidentAdapters
 from motet_runner.plan.row_assignment import RowAssignment
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_table import SequenceTable
@@ -39,6 +39,7 @@ class SequenceMemory:
         by_forecast: bool = False,
         contiguous: bool = False,
         proofs: AdapterProofs | None = None,
+        max_loads: int = MAX_LOADS,
     ) -> None:
         """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
         must be off: the pages of a run belong to one sequence."""
@@ -51,6 +52,7 @@ class SequenceMemory:
             pages_of_rank=pages_of_rank,
             contiguous=contiguous,
             proofs=proofs,
+            max_loads=max_loads,
         )
         self.ledger: PageLedger
         if by_forecast:
@@ -140,10 +142,9 @@ class SequenceMemory:
         return True
 
     def begin_load(self) -> None:
-        """Begin to load the next adapter that can get its pages."""
+        """Begin to load the next adapters that can get their pages."""
         self.copies += self.adapters.forget_dropped()
-        grant = self.adapters.begin_load()
-        if grant is not None:
+        while (grant := self.adapters.begin_load()) is not None:
             self.move_pages(grant.moved, grant.effects)
 
     def charges(self) -> dict[RequestId, int]:

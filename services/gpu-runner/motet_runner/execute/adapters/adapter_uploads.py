@@ -28,11 +28,11 @@ from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memor
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed, ProofResult, ProofStep
 
 SLICE_BYTES = 2 * 1024 * 1024
-"""The most bytes of an adapter that one iteration reads, and the most that one plan copies, while sequences run: a
+"""The most bytes of adapters that one iteration reads, and the most that one plan copies, while sequences run: a
 millisecond or two."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Host memory that is kept for the next load: that of the last one, if it is not larger"""
+"""Host memory of ended loads that is kept for later ones"""
 
 MAX_SILENT_SECONDS = 60.0
 """A proof for which the disk has read nothing for so long is given up."""
@@ -82,7 +82,8 @@ class _Arrived:
 
 @dataclass(slots=True)
 class AdapterLoads:
-    """The adapters of one device: the loaded ones, and those still being loaded."""
+    """The adapters of one device: the loaded ones, and those still being loaded. The current loads share what one
+    iteration may read and copy: the first in a plan has the most of it."""
 
     memory: torch.Tensor
     """[pages, bytes of a page]"""
@@ -95,8 +96,8 @@ class AdapterLoads:
     stream: CopyStream = field(default_factory=CopyStream)
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
-    _memory: torch.Tensor | None = None
-    """Of the last load, for the next one"""
+    _kept: list[torch.Tensor] = field(default_factory=list)
+    """Memory for the next loads"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
     _proving: _Proving | None = None
@@ -130,47 +131,50 @@ class AdapterLoads:
         results = LoadResults()
         for load in begin:
             try:
-                host = HostLoad(
-                    load.layout,
-                    self.layout(load.layout.rank),
-                    self.base,
-                    pinned=self.memory.is_cuda,
-                    memory=self._memory,
-                )
+                self._loading[load.number] = self._begin(load)
             except RuntimeError as error:  # no more threads available
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
-            else:
-                self._memory = None
-                self._loading[load.number] = _Loading(load, host, self.clock())
-        for number, loading in list(self._loading.items()):
-            if number not in first_page_of:
-                loading.host.give_up()
-                del self._loading[number]
-                self.stream.let_model_wait()  # the adapter's pages may get other contents at once
-                continue
+        for number in self._loading.keys() - first_page_of.keys():
+            self._give_up(number)
+        share = _Share(math.inf, math.inf, HURRY_SECONDS) if hurry else _Share(SLICE_BYTES, SLICE_BYTES)
+        for number, first_page in first_page_of.items():
+            loading = self._loading.get(number)
+            if loading is None:
+                continue  # it has ended, and the plan was made before that was known
             began = self.clock()
             try:
-                complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
+                complete = self._has_arrived(loading, first_page, share, hurry=hurry)
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 if device_has_failed(error):  # the adapter is not to blame
                     raise
-                loading.host.give_up()
-                del self._loading[number]
-                self.stream.let_model_wait()
+                self._give_up(number)
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
                 continue
             if not hurry:
                 loading.pause += self.clock() - began
             if complete:
                 del self._loading[number]
-                host = loading.host
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
-                if host.memory is not None and len(host.memory) <= MAX_KEPT_BYTES:
-                    self._memory = host.memory
+                self._keep(loading.host.memory)
                 seconds = self.clock() - loading.began
-                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab),)
+                results.arrived += (LoadArrived(number, seconds, loading.pause, loading.host.lacks_slab),)
         results.proved = self._prove(proof, hurry=hurry)
         return results
+
+    def _begin(self, load: AdapterLoad) -> _Loading:
+        """Raises RuntimeError."""
+        layout = self.layout(load.layout.rank)
+        memory = self._kept.pop() if self._kept else None
+        host = HostLoad(load.layout, layout, self.base, pinned=self.memory.is_cuda, memory=memory)
+        return _Loading(load, host, self.clock())
+
+    def _give_up(self, number: int) -> None:
+        self._loading.pop(number).host.give_up()
+        self.stream.let_model_wait()  # the adapter's pages may get other contents at once
+
+    def _keep(self, memory: torch.Tensor | None) -> None:
+        if memory is not None and len(memory) + sum(map(len, self._kept)) <= MAX_KEPT_BYTES:
+            self._kept.append(memory)
 
     def _what_arrived(self, loading: _Loading) -> _Arrived:
         host = loading.host
@@ -240,33 +244,48 @@ class AdapterLoads:
         if self._loading:
             self.stream.let_model_wait()
 
-    def _has_arrived(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
+    def _has_arrived(self, loading: _Loading, first_page: int, share: "_Share", *, hurry: bool) -> bool:
         """Copy the next part. True if all copies have ended. Only with `hurry`, this waits for the last copy."""
         if loading.copied is None:
-            if not self._copy_some(loading, first_page, hurry=hurry):
+            if not self._copy_some(loading, first_page, share):
                 return False
             loading.copied = self.stream.mark()
         if hurry:
             loading.copied.wait()
         return loading.copied.passed()
 
-    def _copy_some(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
-        """Copy the next part, or with `hurry` all that has been read. True if nothing is left."""
+    def _copy_some(self, loading: _Loading, first_page: int, share: "_Share") -> bool:
+        """Copy the next part, at most the share. True if nothing is left."""
         host = loading.host
-        host.allow(math.inf if hurry else SLICE_BYTES)
-        host.ended(HURRY_SECONDS if hurry else 0.0)
+        host.allow(share.to_read)
+        share.to_read -= min(share.to_read, host.layout.bytes - host.read_bytes)
+        host.ended(share.take_wait())
         if host.run is None:
             return False
         begin, end = loading.copied_bytes, host.read_bytes
         self.parts += end > loading.seen_bytes
         loading.seen_bytes = end
-        if not hurry:
-            end = min(end, begin + SLICE_BYTES)
+        end = int(min(end, begin + share.to_copy))
+        share.to_copy -= end - begin
         offset = first_page * self.memory.shape[1]
         self.stream.follow_model()
         self.stream.copy(self.memory.view(-1)[offset + begin : offset + end], host.run[begin:end])
         loading.copied_bytes = end
         return end == host.layout.bytes and host.ended()
+
+
+@dataclass(slots=True)
+class _Share:
+    """What the loads of one iteration may still take"""
+
+    to_read: float
+    to_copy: float
+    wait: float = 0.0
+
+    def take_wait(self) -> float:
+        """Only one load is waited for: the others are read meanwhile."""
+        wait, self.wait = self.wait, 0.0
+        return wait
 
 
 def _remove_slab(layout: AdapterLayout) -> None:

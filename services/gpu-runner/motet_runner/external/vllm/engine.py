@@ -58,6 +58,7 @@ class Engine(PlannedEngine):
             prefix_cache=False,  # vLLM's own finds equal prefixes
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda _: adapter_pages,
+            max_loads=1,  # vLLM reads an adapter between two iterations
             tpot_seconds=config.tpot_seconds,
         )
         page_bytes = facts.bytes_per_token * facts.block_tokens
