@@ -206,6 +206,32 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
     assert set(threads).isdisjoint({threading.get_ident()})
 
 
+def test_an_adapter_whose_disk_does_not_answer_delays_no_other_adapter(
+    llama: Path, adapters: list[Path], monkeypatch
+) -> None:
+    engine = make_engine(llama)
+    load(engine, B, adapters[1])
+    expected = run(engine, ask("tuned", adapter=B)).tokens["tuned"]
+    answers, read = threading.Event(), WeightReader.read
+
+    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+        assert self._layout.path != hangs or answers.wait(60)
+        return read(self, matrix)
+
+    hangs = certify(adapters[0], engine.info).layout.path
+    monkeypatch.setattr(WeightReader, "read", slow)
+    engine = make_engine(llama)
+    ran = run(engine, ask("hangs", adapter=A), ask("tuned", adapter=B), steps=1)
+    load(engine, A, adapters[0])
+    load(engine, B, adapters[1])
+    while len(ran.tokens.get("tuned", ())) < len(expected):
+        ran.take(engine)
+    assert not ran.tokens.get("hangs")
+    answers.set()
+    assert run(engine, ran=ran).tokens["tuned"] == expected
+    assert len(ran.tokens["hangs"]) == 40
+
+
 def test_a_slow_disk_is_progress_and_one_that_does_not_answer_is_none(
     llama: Path, adapters: list[Path], monkeypatch
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from motet.domain import Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
+from motet_runner.execute.adapters.adapter_uploads import HURRY_SECONDS, AdapterLoads, LoadResults
 from motet_runner.memory.copy_stream import CopyStream, OwnStream
 from motet_runner.plan import AdapterLoad
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
@@ -53,11 +53,11 @@ def run_alone(llama: Path, adapter: Path) -> list[int]:
     return run(engine, ask("tuned", adapter=A)).tokens["tuned"]
 
 
-def begun(stream: LateCopies) -> AdapterLoads:
-    """An adapter of 64 bytes, all of which are on their way to page 2"""
-    host = SimpleNamespace(
+def read_host(waits: list[float] | None = None) -> SimpleNamespace:
+    """An adapter of 64 bytes, all of which are in host memory"""
+    return SimpleNamespace(
         allow=lambda _: None,
-        ended=lambda *_: True,
+        ended=lambda wait=0.0: waits is None or waits.append(wait) is None,
         give_up=lambda: None,
         run=torch.ones(64, dtype=torch.uint8),
         read_bytes=64,
@@ -68,13 +68,56 @@ def begun(stream: LateCopies) -> AdapterLoads:
         from_slab=False,
         scales=False,
     )
+
+
+def loads_of(stream: CopyStream) -> AdapterLoads:
     layout = SimpleNamespace(bytes=64)
-    loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream=stream)
+    return AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream=stream)
+
+
+def begun(stream: LateCopies) -> AdapterLoads:
+    """An adapter of 64 bytes, all of which are on their way to page 2"""
+    host, loads = read_host(), loads_of(stream)
     with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
         assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).arrived
     assert stream.launched == 1
     assert not stream.ended
     return loads
+
+
+def begin_three(loads: AdapterLoads, hosts: list[SimpleNamespace], *, hurry: bool) -> LoadResults:
+    """In pages 1 to 3; the last one is the first in the plan."""
+    three = [AdapterLoad(number, Digest(str(number)), SimpleNamespace(rank=8)) for number in (1, 2, 3)]
+    with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: hosts.pop(0)):
+        return loads.advance(three, {3: 3, 1: 1, 2: 2}, hurry=hurry)
+
+
+def test_loads_share_what_one_iteration_copies_and_the_plan_says_which_comes_first(monkeypatch) -> None:
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 96)
+    loads = loads_of(CopyStream())
+    begun = begin_three(loads, [read_host() for _ in range(3)], hurry=False)
+    assert [one.number for one in begun.arrived] == [3]
+    assert loads.memory.sum(1).tolist() == [0, 32, 0, 64]
+    assert [one.number for one in loads.advance([], {1: 1, 2: 2}, hurry=False).arrived] == [1, 2]
+    assert loads.memory.sum(1).tolist() == [0, 64, 64, 64]
+
+
+def test_loads_share_what_one_iteration_reads(monkeypatch) -> None:
+    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 96)
+    allowed: list[tuple[int, float]] = []
+    hosts = [read_host() for _ in range(3)]
+    for number, host in enumerate(hosts, 1):
+        host.read_bytes = 0
+        host.allow = lambda size, number=number: allowed.append((number, size))
+    begin_three(loads_of(CopyStream()), hosts, hurry=False)
+    assert allowed == [(3, 96), (1, 32), (2, 0)]
+
+
+def test_in_a_hurry_one_load_is_waited_for_and_all_are_copied() -> None:
+    waits: list[float] = []
+    hosts = [read_host(waits) for _ in range(3)]
+    assert len(begin_three(loads_of(CopyStream()), hosts, hurry=True).arrived) == 3
+    assert sum(waits) == HURRY_SECONDS
 
 
 def test_it_has_arrived_once_when_its_copies_have_ended() -> None:

@@ -67,7 +67,7 @@ class PlansAgree(RuleBasedStateMachine):
         promise=st.none() | st.integers(1, 4),
         kind=st.fixed_dictionaries(
             {
-                "adapter": st.sampled_from([Digest(""), Digest(""), Digest("x"), Digest("y")]),
+                "adapter": st.sampled_from([Digest(""), Digest(""), Digest("x"), Digest("y"), Digest("z")]),
                 "engines_lost": st.sampled_from([0, 0, 0, 1]),
                 "salt": st.sampled_from([b"", b"s"]),
             }
@@ -140,6 +140,10 @@ class PlansAgreeWhereKeysRestart(PlansAgree):
     OPTIONS: ClassVar[dict[str, object]] = {"ahead": 1, "rope": LengthRope(20, grows=False)}
 
 
+class PlansAgreeWithOneLoad(PlansAgree):
+    OPTIONS: ClassVar[dict[str, object]] = {"ahead": 1, "max_loads": 1}
+
+
 class PlansAgreeOnPagesOf32(PlansAgree):
     OPTIONS: ClassVar[dict[str, object]] = {"ahead": 1, "page_tokens": 32, "window": 40}
 
@@ -149,6 +153,7 @@ for machine in (
     PlansAgreeAhead,
     PlansAgreeInWindows,
     PlansAgreeWhereKeysRestart,
+    PlansAgreeWithOneLoad,
     PlansAgreeOnPagesOf32,
 ):
     machine.TestCase.settings = settings(
@@ -158,6 +163,7 @@ TestPlansAgree = PlansAgree.TestCase
 TestPlansAgreeAhead = PlansAgreeAhead.TestCase
 TestPlansAgreeInWindows = PlansAgreeInWindows.TestCase
 TestPlansAgreeWhereKeysRestart = PlansAgreeWhereKeysRestart.TestCase
+TestPlansAgreeWithOneLoad = PlansAgreeWithOneLoad.TestCase
 TestPlansAgreeOnPagesOf32 = PlansAgreeOnPagesOf32.TestCase
 
 

@@ -309,12 +309,14 @@ class Runner(RuleBasedStateMachine):
     preset = "paged-chunk"
     contiguous = False
     page_tokens = PAGE_TOKENS
+    max_adapters, max_loads = 2, 2
 
     def __init__(self) -> None:
         super().__init__()
         self.planner = make_planner(
             preset=preset_named(self.preset, contiguous=self.contiguous), pages=PAGES, places=3, host_pages=5,
-            protect_after_steps=2, window=self.window, max_adapters=2, page_tokens=self.page_tokens,
+            protect_after_steps=2, window=self.window, page_tokens=self.page_tokens,
+            max_adapters=self.max_adapters, max_loads=self.max_loads,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
             max_plans_waited=2,
         )  # fmt: skip
@@ -452,14 +454,14 @@ class Runner(RuleBasedStateMachine):
     def records_agree(self) -> None:
         self.planner.check()
         assert all(sequence.parked_times <= MAX_PARKED for sequence in self.planner.sequences)
-        assert len(self.device.loads) <= 1
+        assert len(self.device.loads) <= self.max_loads
 
     @invariant()
     def kv_may_have_what_adapters_in_use_leave(self) -> None:
         live = {s.adapter for s in self.planner.sequences if s.state is not State.PARKED}
         live |= {self.planner.adapters.proofs.turn or ""}
         pages = sorted((self.planner.adapters.pages_of(adapter) for adapter in live), reverse=True)
-        assert self.planner.memory.ledger.kv_pages == max(0, PAGES - sum(pages[:2]))
+        assert self.planner.memory.ledger.kv_pages == max(0, PAGES - sum(pages[: self.max_adapters]))
 
     @invariant()
     def pages_suffice_for_all_promises(self) -> None:
@@ -479,7 +481,7 @@ class Runner(RuleBasedStateMachine):
         turn = adapters.proofs.turn
         if turn is not None and adapters.pages_to_take(turn):  # until it has pages, they are others'
             sizes = sorted(map(adapters.pages_of, sequences.live_adapters()), reverse=True)
-            limit, turn = memory.ledger.limit_beside(sum(sizes[:2])), None
+            limit, turn = memory.ledger.limit_beside(sum(sizes[: self.max_adapters])), None
         if turn not in (None, self.in_turn):  # it has taken pages: only because all promises fit beside it
             above = 0
         assert needed <= max(limit, above)
@@ -538,6 +540,24 @@ class RunnerOfRunsWithWindow(RunnerOfRuns):
     window = 20
 
 
+class RunnerOfOneLoad(Runner):
+    """The same where one adapter loads at a time, as vLLM takes them."""
+
+    ahead = 1
+    max_loads = 1
+
+
+class RunnerOfThreeLoads(Runner):
+    """The same where all adapters may be on the device, and load at a time."""
+
+    ahead = 1
+    max_adapters, max_loads = 4, 3
+
+
+class RunnerOfThreeLoadsAndPromises(RunnerOfPromises):
+    max_adapters, max_loads = 4, 3
+
+
 class RunnerOfPagesOf32(Runner):
     """The same with larger pages."""
 
@@ -565,3 +585,5 @@ TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(case_of, (RunnerOfPro
 TestRunnerOfRuns, TestRunnerOfRunsWithWindow = map(case_of, (RunnerOfRuns, RunnerOfRunsWithWindow))
 TestRunnerOfPagesOf32, TestRunnerOfPagesOf128 = map(case_of, (RunnerOfPagesOf32, RunnerOfPagesOf128))
 TestRunnerOfPagesOf32WithWindow = case_of(RunnerOfPagesOf32WithWindow)
+TestRunnerOfOneLoad, TestRunnerOfThreeLoads = map(case_of, (RunnerOfOneLoad, RunnerOfThreeLoads))
+TestRunnerOfThreeLoadsAndPromises = case_of(RunnerOfThreeLoadsAndPromises)

@@ -1,6 +1,7 @@
 """Adapters and sequences in one pool of pages: who loads, who waits, who yields."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, Declined, InvalidRequest
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, State
 from motet_runner.plan import LoadArrived, Planner, StepResult, Wipe
+from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
@@ -80,6 +82,73 @@ def test_others_go_on_while_an_adapter_is_read() -> None:
     device.run()
     assert len(happened(device, AdapterLoaded)) == 1, "they share it"
     assert set(device.finished) == {"plain", "a", "b"}
+
+
+def test_adapters_that_sequences_wait_for_load_side_by_side() -> None:
+    """A load takes several iterations. One after the other, sequences that all want other adapters would wait for each
+    other's."""
+    planner = make_planner(pages=40, max_adapters=8)
+    device = FakeDevice(planner)
+    planner.commands.add(new("plain", max_tokens=100))
+    device.step()
+    for adapter in "uvwxyz":
+        planner.commands.add(new(adapter, adapter=adapter))
+    know(planner, u=2, v=2, w=2, x=2, y=2, z=2)
+    device.loads_fail = {"w"}
+    (begun, copied) = (device.step(), device.step())
+    assert [load.digest for load in begun.loads] == [*"uvwx"]
+    assert [load.digest for load in copied.loads] == ["y"], "in the place of the one that has failed"
+    assert here(planner) == {"u", "v", "x"}
+    device.step()
+    assert here(planner) == {"u", "v", "x", "y"}
+    device.run()
+    assert device.given_up == ["w"]
+    assert set(device.finished) == {"plain", *"uvxyz"}
+
+
+def test_what_nobody_waits_for_begins_to_load_alone_and_is_copied_last() -> None:
+    planner = make_planner(pages=40, max_adapters=8)
+    device = FakeDevice(planner)
+    planner.commands.add(new("plain", max_tokens=100))
+    device.step()
+    know(planner, u=3, v=3)
+    (idle,) = device.step().loads
+    planner.commands.add(new("a", adapter="x"))
+    know(planner, x=3, y=3)
+    plan = device.step()
+    assert idle.digest == "u"
+    (awaited,) = plan.loads
+    assert [*plan.loading] == [awaited.number, idle.number]
+    device.run()
+    assert here(planner) == {"u", "v", "x", "y"}
+
+
+def test_large_adapters_load_one_after_the_other() -> None:
+    """They would only wait for each other's copies, in the host's memory."""
+    planner = make_planner(pages=40, max_adapters=8)
+    device = FakeDevice(planner)
+    half = MAX_BYTES_BESIDE // 2
+    planner.commands.add(new("plain", max_tokens=100))
+    device.step()
+    for adapter, size in (("x", half), ("y", half + 1), ("z", half)):
+        planner.commands.add(new(adapter, adapter=adapter))
+        planner.commands.load_adapter(Digest(adapter), replace(adapter_layout(2), size=size))
+    assert [load.digest for load in device.step().loads] == ["x", "z"]
+    device.run()
+    assert set(device.finished) == {"plain", *"xyz"}
+
+
+def test_the_worker_does_not_hear_of_a_load_that_ends_before_it_is_told() -> None:
+    planner = make_planner(pages=8)
+    know(planner, x=4)
+    planner.commands.add(new("a", adapter="y"))
+    know(planner, y=5)
+    plan = planner.plan()
+    assert plan is not None
+    (load,) = plan.loads
+    assert load.digest == Y, "it takes the pages that were empty when x began"
+    assert plan.loading.keys() == {load.number}
+    planner.check()
 
 
 def test_a_load_is_in_no_hurry_while_somebody_could_run() -> None:

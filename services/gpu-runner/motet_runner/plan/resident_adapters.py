@@ -29,7 +29,6 @@ from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, ProofStep
 
-
 MAX_LOADS = 4
 """How many adapters load at a time"""
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
