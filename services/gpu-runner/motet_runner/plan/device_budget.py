@@ -200,12 +200,13 @@ class DeviceBudget:
         dropped = self.pages.first_cached(max(0, count - free)) if evict else []
         if free + len(dropped) < count:
             return None
-        runs: dict[_Owner, PageRun] = {one: run for one, run in self._runs.items() if one not in evicted}
+        runs: dict[_Owner, PageRun] = {**self._runs}
         runs |= {pages[0]: PageRun(pages[0], len(pages)) for pages in self._kv_runs() if pages is not kv}
         held = self.pages.in_use()
         held[[*dropped, *(kv or ())]] = False
-        for run in (*self._runs.values(), *runs.values()):
-            held[run.start : run.start + run.length] = False
+        _mark(held, runs.values(), marked=False)
+        for adapter in evicted:
+            del runs[adapter]
         starts = {owner: run.start for owner, run in runs.items()}
         lowest = kv is not None
         start = self._place(count, runs, starts, held, moves=evict, lowest=lowest)
@@ -247,7 +248,8 @@ class DeviceBudget:
         kv: Sequence[int] = (),
     ) -> Grant:
         run, starts, dropped, moves = arrangement
-        vacated = {page for one, each in self._runs.items() if starts.get(one) != each.start for page in each.pages}
+        moved = [(one, each) for one, each in self._runs.items() if starts.get(one) != each.start]
+        vacated = {page for _, each in moved for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.pages.give_last(self._runs.pop(one).pages)
@@ -255,16 +257,23 @@ class DeviceBudget:
         copies, scratch = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
         self.pages.relocate(moves)
         self.pages.take_these(run.pages[len(kv) :])
-        for one, each in self._runs.items():
-            self._runs[one] = PageRun(starts[one], each.length)
+        for one, each in moved:
+            if one in starts:
+                self._runs[one] = PageRun(starts[one], each.length)
         if adapter is not None:
             self._runs[adapter] = run
         # These may become KV, so they are wiped, unless KV or an adapter was moved there.
-        of_adapters = {page for each in self._runs.values() for page in each.pages}
-        wiped = tuple(sorted((vacated | scratch) - targets - of_adapters))
+        of_adapters = np.zeros(self.pages.capacity, dtype=np.bool_)
+        _mark(of_adapters, self._runs.values())
+        wiped = tuple(page for page in sorted((vacated | scratch) - targets) if not of_adapters[page])
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
-        moved = {old: new for old, new in moves.items() if old not in vacated}
-        return Grant(run, evicted, moved, tuple(effects))
+        of_kv = {old: new for old, new in moves.items() if old not in vacated}
+        return Grant(run, evicted, of_kv, tuple(effects))
+
+
+def _mark(marks: _Marks, runs: Iterable[PageRun], *, marked: bool = True) -> None:
+    for start, length in runs:
+        marks[start : start + length] = marked
 
 
 def _in_windows(marks: _Marks, count: int) -> npt.NDArray[np.int64]:
