@@ -109,8 +109,12 @@ def test_loads_share_what_one_iteration_reads(monkeypatch) -> None:
     for number, host in enumerate(hosts, 1):
         host.read_bytes = 0
         host.allow = lambda size, number=number: allowed.append((number, size))
-    begin_three(loads_of(CopyStream()), hosts, hurry=False)
+    loads = loads_of(CopyStream())
+    begin_three(loads, hosts, hurry=False)
     assert allowed == [(3, 96), (1, 32), (2, 0)]
+    allowed.clear()
+    loads.advance([], {3: 3, 1: 1, 2: 2}, hurry=False)
+    assert allowed == [(3, 96), (1, 96), (2, 96)], "who has read nothing since leaves it to the others"
 
 
 def test_in_a_hurry_one_load_is_waited_for_and_all_are_copied() -> None:

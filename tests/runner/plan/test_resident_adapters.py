@@ -124,7 +124,8 @@ def test_what_nobody_waits_for_begins_to_load_alone_and_is_copied_last() -> None
 
 
 def test_large_adapters_load_one_after_the_other() -> None:
-    """They would only wait for each other's copies, in the host's memory."""
+    """They would only wait for each other's copies, in the host's memory. None is passed by smaller ones, or it could
+    wait for ever."""
     planner = make_planner(pages=40, max_adapters=8)
     device = FakeDevice(planner)
     half = MAX_BYTES_BESIDE // 2
@@ -133,7 +134,12 @@ def test_large_adapters_load_one_after_the_other() -> None:
     for adapter, size in (("x", half), ("y", half + 1), ("z", half)):
         planner.commands.add(new(adapter, adapter=adapter))
         planner.commands.load_adapter(Digest(adapter), replace(adapter_layout(2), size=size))
-    assert [load.digest for load in device.step().loads] == ["x", "z"]
+    begun = []
+    while "z" not in begun:
+        plan = device.step()
+        begun += [load.digest for load in plan.loads]
+        assert len(plan.loading) <= 1
+    assert begun == ["x", "y", "z"]
     device.run()
     assert set(device.finished) == {"plain", *"xyz"}
 

@@ -146,7 +146,9 @@ class ResidentAdapters:
             return self.still
         if self._begun or self._evicted or self._some_go:
             return False
-        return self._loads_are_full or not any(map(self._is_awaited, self._wanted))
+        return self._loads_are_full or not any(
+            self._is_awaited(digest) and self._fits_beside_loads(digest) for digest in self._wanted
+        )
 
     @property
     def loads_wait(self) -> bool:
@@ -281,8 +283,10 @@ class ResidentAdapters:
             wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
         for digest in wanted:
             waits = self._is_live(digest)
-            if (waits and not self._could_begin(digest)) or not self._may_load_now(digest, waits=waits):
+            if not self._could_begin(digest) if waits else self._loading:
                 continue
+            if not self._fits_beside_loads(digest):
+                return None  # nobody passes it, or it could wait for ever
             urgent = waits or (alone and digest in self.proofs)
             pinned = self._budget.is_pinned(digest)
             stays = self._is_live if urgent else self._is_live_or_pinned
@@ -417,12 +421,9 @@ class ResidentAdapters:
     def _loads_are_full(self) -> bool:
         return len(self._loading) >= self._max_loads
 
-    def _may_load_now(self, digest: Digest, *, waits: bool) -> bool:
-        """Beside those that load already. `waits`: a sequence for it, or it is the turn of its proof"""
-        if not self._loading:
-            return True
-        sizes = (load.layout.size for load in self._loading.values())
-        return waits and sum(sizes) + self._known[digest].layout.size <= MAX_BYTES_BESIDE
+    def _fits_beside_loads(self, digest: Digest) -> bool:
+        sizes = [load.layout.size for load in self._loading.values()]
+        return not sizes or sum(sizes) + self._known[digest].layout.size <= MAX_BYTES_BESIDE
 
     def _loaded_by(self, number: int) -> Digest | None:
         return next((digest for digest, load in self._loading.items() if load.number == number), None)

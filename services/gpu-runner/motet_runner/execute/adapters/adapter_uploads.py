@@ -53,6 +53,8 @@ class _Loading:
     load: AdapterLoad
     host: HostLoad
     began: float
+    asked: bool = False
+    """True if it may read since an earlier iteration."""
     seen_bytes: int = 0
     """Of the bytes that have been read"""
     copied_bytes: int = 0
@@ -258,7 +260,9 @@ class AdapterLoads:
         """Copy the next part, at most the share. True if nothing is left."""
         host = loading.host
         host.allow(share.to_read)
-        share.to_read -= min(share.to_read, host.layout.bytes - host.read_bytes)
+        if host.read_bytes > loading.seen_bytes or not loading.asked:  # a disk that does not answer takes no share
+            share.to_read -= min(share.to_read, host.layout.bytes - host.read_bytes)
+        loading.asked = True
         host.ended(share.take_wait())
         if host.run is None:
             return False
