@@ -480,6 +480,29 @@ def test_other_kernels_begin_anew_what_others_have_begun() -> None:
     assert not happened(device, AdapterEvicted)
 
 
+def test_a_proof_has_its_turn_also_while_another_adapter_loads() -> None:
+    """Under load one always does."""
+    planner = make_planner(pages=20, max_adapters=2, host_pages=20, max_plans_waited=5)
+    device = FakeDevice(planner)
+    know(planner, x=2)
+    planner.commands.add(new("a", adapter="x", max_tokens=100))
+    for _ in range(5):
+        device.step()
+    device.disk_answers = False
+    know(planner, y=2)
+    planner.commands.add(new("b", adapter="y"))
+    device.step()
+    prove(planner, z=2)
+    for _ in range(10):
+        device.step()
+    assert planner.adapters.proofs.turn == Z
+    assert not planner.adapters.pages_to_take(Z), "it has its pages"
+    device.disk_answers = True
+    device.run()
+    assert proved(device) == [Z]
+    assert set(device.finished) == {"a", "b"}
+
+
 def test_an_adapter_that_waits_for_its_turn_keeps_no_sequence_from_a_quick_round() -> None:
     planner = make_planner(pages=20, max_adapters=1)
     device = FakeDevice(planner)
