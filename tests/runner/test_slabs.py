@@ -532,6 +532,7 @@ def test_the_next_load_takes_the_memory_of_the_last_one(base: Path, engine: Engi
         return before(size, *given, **more)
 
     with patch("motet_runner.adapters.host_load.np.zeros", zeros):
+        run(one)  # nobody waits for them, so they load one after the other
         answers = run(one, *(ask(str(number), adapter=Digest(str(number))) for number in range(3))).tokens
     assert len(made) == (0 if device_of("torch").type == "cuda" else 1)
     alone = [run(fresh(base, adapter), ask(str(number), adapter=A)).tokens for number, adapter in enumerate(adapters)]
