@@ -200,7 +200,7 @@ class DeviceBudget:
         dropped = self.pages.first_cached(max(0, count - free)) if evict else []
         if free + len(dropped) < count:
             return None
-        runs: dict[_Owner, PageRun] = {**self._runs}
+        runs = dict[_Owner, PageRun](self._runs.items())
         runs |= {pages[0]: PageRun(pages[0], len(pages)) for pages in self._kv_runs() if pages is not kv}
         held = self.pages.in_use()
         held[[*dropped, *(kv or ())]] = False
