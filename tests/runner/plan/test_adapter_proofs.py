@@ -14,6 +14,7 @@ from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, ProofEnded, State
 from motet_runner.plan import Planner
 from motet_runner.plan.adapter_proofs import MAX_PLANS_WAITED
+from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 from tests.runner.plan.test_resident_adapters import happened, here, know, state
 
@@ -501,6 +502,30 @@ def test_a_proof_has_its_turn_also_while_another_adapter_loads() -> None:
     device.run()
     assert proved(device) == [Z]
     assert set(device.finished) == {"a", "b"}
+
+
+def test_no_sequence_makes_way_for_a_proof_that_is_too_large_to_load_beside_another_adapter() -> None:
+    planner = make_planner(pages=60, max_adapters=2, host_pages=60, max_plans_waited=5)
+    device = FakeDevice(planner)
+    know(planner, x=2)
+    planner.commands.add(new("a", adapter="x", max_tokens=200, promise=14))
+    for _ in range(3):
+        device.step()
+    device.disk_answers = False
+    know(planner, y=2)
+    planner.commands.add(new("b", adapter="y"))
+    device.step()
+    planner.commands.load_adapter(Z, replace(adapter_layout(2), size=MAX_BYTES_BESIDE + 1), proof=ProofOrder(99))
+    for number in range(5):
+        with suppress(Declined):
+            planner.commands.add(new(f"c{number}", max_tokens=2))
+        for _ in range(4):
+            device.step()
+    assert planner.adapters.proofs.turn == Z
+    assert not happened(device, ParkedNow)
+    device.disk_answers = True
+    device.run()
+    assert proved(device) == [Z]
 
 
 def test_an_adapter_that_waits_for_its_turn_keeps_no_sequence_from_a_quick_round() -> None:

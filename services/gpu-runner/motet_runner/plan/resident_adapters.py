@@ -165,7 +165,7 @@ class ResidentAdapters:
         turn = self.proofs.turn
         if turn is None or self._loads_are_full or not self.promises_fit():
             return None
-        if turn not in self._wanted:
+        if turn not in self._wanted or not self._fits_beside_loads(turn):
             return None
         resident = self._budget.adapters
         if len(resident) < self._budget.max_adapters or not all(map(self._is_live, resident)):
