@@ -271,6 +271,30 @@ def test_what_the_platform_wants_resident_leaves_room_for_what_a_request_has_bro
     assert gone == [digest(1), digest(2)], "the request for 3 is still to come: 4 and 3 stay"
 
 
+def test_a_pinned_adapter_that_comes_back_lets_stay_what_a_request_has_brought() -> None:
+    told = Told(CacheLimits(99, 20))
+    told.tell(told.policy.pin, frozenset(map(digest, (1, 2))))
+    for number in (2, 3):
+        *_, listing = told.hold(number)
+        told.tell(told.policy.answered, listing.number, contents(2, 3))
+    told.tell(told.policy.use, digest(3))
+    find = told.order(1, expected=digest(1))
+    (fetch,) = told.tell(told.policy.answered, find.number, None)
+    (listing,) = told.tell(told.policy.needs, fetch.number, 10)
+    assert evictions(told, listing, contents(2, 3)) == [digest(2)]
+
+
+@pytest.mark.parametrize("sizes", [(600, 50, 50, 50, 50, 50, 50), (550, 100, 100, 100, 100)])
+def test_a_large_pinned_adapter_leaves_last_and_so_do_the_small_ones_beside_it(sizes: tuple[int, ...]) -> None:
+    told = Told(CacheLimits(99, 1000))
+    pinned = range(3) if len(sizes) == 7 else range(1)
+    told.tell(told.policy.pin, frozenset(map(digest, pinned)))
+    fetch = told.order(100)
+    (listing,) = told.tell(told.policy.needs, fetch.number, 150)
+    found = CacheContents(tuple(Cached(digest(number), size) for number, size in enumerate(sizes)))
+    assert not {*evictions(told, listing, found)} & {*map(digest, pinned)}
+
+
 def test_what_is_expected_or_ordered_or_used_stays() -> None:
     told, listing = full_of(1, 2, 3, 4)
     told.users[digest(1)] = 1

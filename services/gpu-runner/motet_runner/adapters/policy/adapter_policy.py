@@ -583,7 +583,10 @@ class AdapterPolicy:
         if limit is not None and size > limit:
             text = f"{self._named(fetch)} has {size} bytes, but engine.adapterDiskMiB allows {limit} for all adapters."
             self._emit(effects.RefuseRoom(fetch, Failure.of(too_large(text))))
-        elif self._eviction.ask(fetch, size):
+            return
+        job = self.pending.askers.get(fetch)
+        brings = Digest(job.request.expected) if isinstance(job, FetchJob) else None
+        if self._eviction.ask(fetch, size, pinned=brings in self._pinned):
             self._list()
 
     def _refuse(self, fetches: list[int]) -> None:

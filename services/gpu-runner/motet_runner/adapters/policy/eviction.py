@@ -2,11 +2,11 @@
 
 Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the
 others, those that few requests use go first, and of these the ones that were used longest ago. Adapters that the
-platform wants resident (`minReplicas`) go last, but never have all the room: else what a request brings would leave
-for them before it serves.
+platform wants resident (`minReplicas`) go last, but beside them there is room for one other: else what a request brings
+would leave for them before it serves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -50,6 +50,8 @@ class Eviction:
         """Fetch → the bytes that it may write."""
         self._asked: dict[int, int] = {}
         """Fetch → the bytes that it asks for."""
+        self._brings_pinned: set[int] = set()
+        """The fetches that have asked for room for a pinned adapter"""
         self._ahead: dict[int, frozenset[int]] = {}
         """Fetch that has asked → those that held room before"""
         self._considered: set[int] = set()
@@ -72,9 +74,11 @@ class Eviction:
         wanted = self._granted | self._asked
         return inf if self.limits.bytes is None else self.limits.bytes - sum(wanted.values()) - self._spare_granted
 
-    def ask(self, fetch: int, size: int) -> bool:
-        """A fetch asks for room for all its bytes. Returns whether to list the cache."""
+    def ask(self, fetch: int, size: int, *, pinned: bool = False) -> bool:
+        """A fetch asks for room for all its bytes, of a `pinned` adapter. Returns whether to list the cache."""
         self._asked[fetch] = size
+        if pinned:
+            self._brings_pinned.add(fetch)
         self._ahead[fetch] = frozenset(self._granted)
         return self._begin()
 
@@ -83,6 +87,7 @@ class Eviction:
         ended = fetch in self._granted or fetch in self._asked
         self._asked.pop(fetch, None)
         self._ahead.pop(fetch, None)
+        self._brings_pinned.discard(fetch)
         size = self._granted.pop(fetch, 0)
         self._arrived += size
         self._bytes += size
@@ -193,7 +198,7 @@ class Eviction:
         are still there stay."""
         self._adapters = len(contents.by_last_use)
         self._bytes = contents.bytes + self._arrived
-        last = self._last_to_leave([one for one in contents.by_last_use if pinned(one.digest)], contents)
+        last = self._last_to_leave(contents.by_last_use, pinned)
         self._candidates = sorted(
             contents.by_last_use, key=lambda one: (one.digest in last, self.frequency.of(one.digest))
         )
@@ -203,16 +208,20 @@ class Eviction:
         of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
         self._fixed = contents.unfinished + contents.partial * cleared + of_used
 
-    def _last_to_leave(self, pinned: list[Cached], contents: CacheContents) -> set[Digest]:
-        """Those that were used last of the pinned adapters. Beside them there is room for any other."""
-        places = self.limits.adapters - 1
-        room = self._limit - max((one.bytes for one in contents.by_last_use), default=0)
+    def _last_to_leave(self, by_last_use: Iterable[Cached], pinned: Callable[[Digest], bool]) -> set[Digest]:
+        """The pinned adapters that were used last. Beside them there is room for what comes, and for another one."""
+        others: list[Cached] = []
+        kept: list[Cached] = []
+        for one in by_last_use:
+            (kept if pinned(one.digest) else others).append(one)
+        room = self._limit - max(self._asked.values(), default=0)
+        if self._asked.keys() <= self._brings_pinned:
+            room -= max((one.bytes for one in others), default=0)
         last: set[Digest] = set()
-        for one in reversed(pinned):
-            room -= one.bytes
-            if room < 0 or len(last) == places:
-                break
-            last.add(one.digest)
+        for one in reversed(kept):
+            if one.bytes <= room and len(last) < self.limits.adapters - 1:
+                last.add(one.digest)
+                room -= one.bytes
         return last
 
     def to_clear(self) -> int:
