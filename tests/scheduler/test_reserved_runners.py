@@ -105,6 +105,47 @@ def test_it_stays_reserved_where_it_lacks_a_slot_alone_though_others_take_what_i
     assert reserved(driver) == {instance: "overdue"}
 
 
+@pytest.mark.parametrize("max_sequences", [4, 16])
+def test_it_stays_reserved_where_it_lacks_a_slot_though_others_have_left_no_place_or_no_page(max_sequences):
+    driver = ready_with("r0", "r1", max_sequences=max_sequences)
+    for n in range(2):
+        assert ask(driver, f"pirate{n}", PIRATE, pages=90) != ""
+    overdue(driver, POET, pages=4)
+    (instance,) = reserved(driver)
+    names = iter(f"base{n}" for n in range(40))
+    while ask(driver, next(names)):
+        pass
+    runs = [one for one in driver.scheduler.requests.values() if driver.where(one.id) not in ("", instance)]
+    for one in runs:
+        if one.digest == BASE:
+            driver.finish(one.id)
+    assert reserved(driver) == {instance: "overdue"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beside_full_batches_it_never_begins_again_on_another_runner(seed):
+    drawn, numbers, runners, places = Random(seed), iter(range(10_000)), 12, 8
+    driver = ready_with(*(f"r{n}" for n in range(runners)), max_sequences=places, pages=400)
+
+    def one_more():
+        ask(driver, f"{next(numbers)}", drawn.choice((BASE, *4 * [PIRATE])), pages=drawn.randint(1, 4))
+
+    for _ in range(runners * places + 6):
+        one_more()
+    ask(driver, "overdue", BARD)
+    held = set()
+    for _ in range(5 * runners * places):
+        one = drawn.choice([request for request in driver.scheduler.requests.values() if not request.waiting])
+        driver.finish(one.id, one.epoch)
+        if driver.where("overdue"):
+            break
+        while sum(request.waiting for request in driver.scheduler.requests.values()) < 7:
+            one_more()
+        held |= {instance for instance, request in reserved(driver).items() if request == "overdue"}
+    assert len(held) == 1
+    assert driver.where("overdue") != ""
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_however_many_others_come_the_overdue_one_has_a_place_when_each_that_runs_has_ended(seed):
     """One more always comes for each adapter that runs."""

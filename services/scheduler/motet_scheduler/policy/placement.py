@@ -15,7 +15,6 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.reserved_runners import left_on
 from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
@@ -104,7 +103,7 @@ class Placer:
             able = state.runners_for(request)
         if taken:
             able = [runner for runner in able if runner not in taken]
-        held = before if before is not None and left_on(before, request, state.config) is not None else None
+        held = before if before is not None and not before.slot_for(request.digest) else None
         return nearest(request, able, state.config, state.now, held=held)
 
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:

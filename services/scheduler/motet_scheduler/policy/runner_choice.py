@@ -176,8 +176,8 @@ def nearest(
     request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float, *, held: Runner | None = None
 ) -> Runner | None:
     """The runner that lacks least for a request, of those where room alone keeps it back. None: there is none. `held`
-    has been reserved for it and lacks a slot alone: it stays so, however many pages are free elsewhere, where the
-    adapter that leaves first may not have begun to."""
+    has been reserved for it and lacks a slot: it stays so, however many pages are free elsewhere, where the adapter
+    that leaves first may not have begun to."""
     best: tuple[bool, bool, bool, int, str] | None = None
     found: Runner | None = None
     need = None
