@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from motet.domain import BASE, Digest, RequestId
+from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects
 from tests.scheduler.builders import PIRATE, POET, adapter, ready, reserved
 
@@ -78,6 +79,22 @@ def test_those_of_adapters_that_run_there_go_on_but_for_the_one_that_leaves_firs
     assert position.why == RESERVED
     driver.finish("pirate")
     assert driver.where("overdue") == "r0"
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_when_another_adapter_is_the_least_used_one_those_who_waited_for_that_go_on(adopted):
+    """Not only after the next report of the runner."""
+    driver = ready_with("r0", slots=2)
+    for name, digest in (("pirate", PIRATE), ("poet0", POET), ("poet1", POET)):
+        ask(driver, name, digest)
+    overdue(driver, BARD)
+    assert ask(driver, "second pirate", PIRATE) == ""
+    for n in range(2):
+        if adopted:
+            driver.gateway(f"g{n + 1}", driver.live(f"urgent{n}", digest=PIRATE))
+        else:
+            assert ask(driver, f"urgent{n}", PIRATE, request_class=RequestClass.INTERACTIVE) == "r0"
+        assert driver.where("second pirate") == ("r0" if n else "")
 
 
 def test_one_that_may_not_pass_hides_no_other_one_that_may():

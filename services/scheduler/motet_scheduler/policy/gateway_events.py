@@ -122,7 +122,7 @@ class GatewayEvents:
         request.base = request.base or runner.base.digest
         if not has_ended and key not in runner.entries and request.id not in runner.parked:
             runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
-            self._state.queue(runner.group).rooms.changed(runner)
+            self._state.queue(runner.group).promised(runner)
         if runner.unhealthy and runner.hung:
             self._lifecycle.move(request, runner.unhealthy)
 

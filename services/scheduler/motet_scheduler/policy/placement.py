@@ -188,7 +188,7 @@ class Placer:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now)
-        state.queue(request.group).rooms.changed(runner)
+        state.queue(request.group).promised(runner)
         state.emit(
             effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest, request.gateway)
         )

@@ -96,6 +96,8 @@ class Queue:
         """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
+        self._leaving: dict[Runner, Digest] = {}
+        """The least used adapter of each reserved one, by which others were tried there last."""
         self._considered: dict[str, Request] | None = None
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
@@ -212,6 +214,15 @@ class Queue:
         self.freed[runner] = None
         self.rooms.freed(runner)
 
+    def promised(self, runner: Runner) -> None:
+        """This runner has promised more. Requests of the adapter that left first there may go on, if now another one
+        does."""
+        if runner in self.reserved and runner.least_used_adapter != self._leaving.get(runner):
+            self._leaving[runner] = runner.least_used_adapter
+            self.retry_on(runner)
+        else:
+            self.rooms.changed(runner)
+
     def with_room(self, needs: Mapping[CapacityId, PageNeed], kept: KeptFrom) -> list[Runner]:
         """The runners that may have room for a request of these needs, if they keep this from it."""
         found = self.rooms.that_fit(needs, beside=bool(kept.one_in))
@@ -268,6 +279,7 @@ class Queue:
     def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
+        self._leaving = {runner: runner.least_used_adapter for runner in reserved}
         for runner in dict.fromkeys((*before, *reserved)):
             if reserved.get(runner) is not before.get(runner):
                 self.retry_on(runner)  # what it has kept for others may be enough for the one that it is reserved for
