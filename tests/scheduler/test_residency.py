@@ -98,6 +98,38 @@ def test_of_many_adapters_each_event_tells_an_operator_of_some_and_all_are_told_
     assert max(told) <= at_once
 
 
+def taken_over(many: int) -> SchedulerDriver:
+    """From a scheduler with one runner, which is not back, and as many adapters. A new operator is connected."""
+    spec = [adapter(f"a{n}") for n in range(many)]
+    served = [Revision(key=replace(one.revision, group=GROUP), digest=digest_of(one.ref.name)) for one in spec]
+    adapters = tuple(SavedAdapter(spec=one, serving=it) for one, it in zip(spec, served, strict=True))
+    driver = SchedulerDriver(saved=SavedCatalog(pools=(pool(),), adapters=adapters, runners=("r0",)))
+    driver.send(events.OperatorConnected())
+    driver.state(*spec)
+    assert not told_in_parts(driver)
+    return driver
+
+
+def told_in_parts(driver: SchedulerDriver) -> list[effects.Effect]:
+    """What this event and the `TryMore`s tell an operator about adapters: not too much at once."""
+    told: list[effects.Effect] = []
+    while True:
+        reports = driver.of(effects.ReportAdapter)
+        assert len(reports) <= MAX_REPORTED
+        told += [*reports, *driver.of(effects.ReportedAll)]
+        if not driver.scheduler.more_to_try:
+            return told
+        driver.send(events.TryMore())
+
+
+def test_a_new_operator_hears_in_parts_of_those_that_no_runner_has_and_then_that_it_has_heard_all():
+    driver = taken_over(many := 3 * MAX_REPORTED)
+    driver.wait(driver.scheduler.config.report_patience + 0.1)
+    *told, last = told_in_parts(driver)
+    assert sorted(one.ref.name for one in told) == sorted(f"a{n}" for n in range(many))
+    assert last == effects.ReportedAll((GROUP,))
+
+
 def test_other_changes_are_told_at_once_and_take_residency_with_them():
     driver = certified("a0", "a1")
     holding(driver, "a0")

@@ -69,6 +69,8 @@ class CatalogPublisher:
         """Groups of which it has heard that it has heard all."""
         self._unreported: set[GroupName] = set()
         """The others."""
+        self._complete: set[GroupName] = set()
+        """Of these, those of which it has heard all when nothing of `_to_report` is left."""
         self._entries: dict[ObjectName, CatalogAdapter] = {}
         """The adapters of the catalog that was published last."""
         self._to_report: dict[ObjectName, bool] = {}
@@ -80,9 +82,10 @@ class CatalogPublisher:
     def operator_connected(self, _event: events.OperatorConnected) -> None:
         self._operator_since = self._state.now
         self._reported.clear()
+        self._complete.clear()
         self._groups_changed()
         self._to_report = dict.fromkeys(self._state.adapters.by_name, True)
-        self._report_some(MAX_REPORTED)
+        self._report_some()
         self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
@@ -107,20 +110,18 @@ class CatalogPublisher:
         self._end_reports()
 
     def _end_reports(self) -> None:
-        """Tell a new operator of which groups nothing is left to report: the need of all pools is known, and all
-        adapters are that a runner can tell of."""
+        """Find of which groups a new operator hears what is left, and then that it has heard all: the need of all pools
+        is known, and all adapters are that a runner can tell of."""
         state, since = self._state, self._operator_since
         if since is None or not self._unreported or self._to_report or not (state.may_place and state.catalog_known):
             return
-        complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
-        if complete:
-            self._reported |= complete
-            self._unreported -= complete
+        self._complete = self._unreported - self._groups_that_miss_runners() - self._groups_with_due_checks(since)
+        if self._complete:
             for adapter in state.adapters:
-                if adapter.last_report is None and adapter.spec.group in complete:
+                if adapter.last_report is None and adapter.spec.group in self._complete:
                     self._to_report[adapter.spec.ref.object] = False
-            self.tell_changes(at_once=True)  # with many runners there is always a change that waits
-            state.emit(effects.ReportedAll(tuple(sorted(complete))))
+            if state.adapters.changed:  # with many runners there is always one that waits
+                self._residency_due = state.now
 
     def _groups_that_miss_runners(self) -> set[GroupName]:
         groups = {pool.group for pool in self._state.pools.values()}
@@ -216,21 +217,20 @@ class CatalogPublisher:
                 self._state.digests_in_use(), self._state.runners.values()
             )
 
-    def tell_changes(self, *, at_once: bool = False) -> None:
-        """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then,
-        unless all are told `at_once`. With many runners, adapters come and go all the time. Of many that have changed
-        together, each event tells the operator of some."""
+    def tell_changes(self) -> None:
+        """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then.
+        With many runners, adapters come and go all the time. Of many that have changed together, each event tells the
+        operator of some."""
         state = self._state
-        most = None if at_once else MAX_REPORTED
         if not state.catalog_changed:
-            if not state.adapters.changed or (state.now < self._residency_due and not at_once):
-                self._report_some(most)
+            if not state.adapters.changed or state.now < self._residency_due:
+                self._report_some()
                 return
             self._residency_due = state.now + state.config.residency_pause
         changed = state.adapters.take_changed()
         for name in changed:
             self._to_report.setdefault(name, False)
-        self._report_some(most)
+        self._report_some()
         self._to_publish |= changed
         # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
         if state.may_place and (state.catalog_known or state.pools) and not self._bases_awaited():
@@ -246,13 +246,14 @@ class CatalogPublisher:
     def more_to_tell(self) -> bool:
         return bool(self._to_report)
 
-    def _report_some(self, most: int | None) -> None:
-        """Report those of which something has changed. After a takeover, an adapter is not reported before a runner has
-        reported it, or could have: the operator keeps the last report until then. None: all."""
-        if not self._to_report:  # mostly, and each event asks
+    def _report_some(self) -> None:
+        """Report some of those of which something has changed, and after the last one that a new operator has heard
+        all. After a takeover, an adapter is not reported before a runner has reported it, or could have: the operator
+        keeps the last report until then."""
+        if not (self._to_report or self._complete):  # mostly, and each event asks
             return
         awaited, by_name = self._groups_that_miss_runners(), self._state.adapters.by_name
-        for name in list(islice(self._to_report, most)):
+        for name in list(islice(self._to_report, MAX_REPORTED)):
             again, adapter = self._to_report.pop(name), by_name.get(name)
             if adapter is None:
                 continue
@@ -262,10 +263,20 @@ class CatalogPublisher:
             report = self._state.adapters.report(adapter)
             restored = first and adapter.checked_at < self._began_at
             if restored and not report.replicas and adapter.spec.group in awaited:
+                self._complete.discard(adapter.spec.group)
                 continue
             if again or report != adapter.last_report:
                 adapter.last_report = report
                 self._state.emit(report)
+        if self._complete and not self._to_report:
+            self._end_groups()
+
+    def _end_groups(self) -> None:
+        complete, self._complete = self._complete & self._unreported, set()
+        self._reported |= complete
+        self._unreported -= complete
+        if complete:
+            self._state.emit(effects.ReportedAll(tuple(sorted(complete))))
 
     def _publish(self) -> None:
         state, entries = self._state, self._entries
