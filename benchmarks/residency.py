@@ -39,7 +39,8 @@ class TellsAllAtOnce(CatalogPublisher):
         state.catalog_changed = False
         state.adapters.take_changed()
         self._to_report = dict.fromkeys(state.adapters.by_name, False)
-        self._report_some(None)
+        while self._to_report:
+            self._report_some()
         entries = tuple(state.adapters.entry(adapter, state.runners) for adapter in state.adapters)
         catalog = Catalog(groups=tuple(self._groups()), adapters=entries, namespaces=state.namespaces)
         if catalog != state.catalog:
