@@ -141,10 +141,24 @@ def test_a_training_is_not_lost_if_nothing_can_be_published(tmp_path: Path) -> N
     assert adapter_digest(saved) == adapter_digest(PIRATE)
 
 
-@pytest.mark.parametrize("divided", [{"fsdp": ["full_shard"]}, {"deepspeed": "zero3.json"}])
+@pytest.mark.parametrize("divided", [{"fsdp": ["full_shard"]}, {"deepspeed": "zero3.json"}, {"deepspeed_plugin": 1}])
 def test_a_divided_model_is_refused_before_it_is_trained(tmp_path: Path, divided: dict[str, Any]) -> None:
     args = SimpleNamespace(**{"fsdp": [], "deepspeed": None, "output_dir": str(tmp_path)} | divided)
     with pytest.raises(PublishFailed, match=r"trainer\.save_model"):
+        PublishCallback(name="desk").on_train_begin(args, None, None)
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_what_accelerate_launch_divides_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    args = SimpleNamespace(fsdp=[], deepspeed=None, deepspeed_plugin=None, output_dir=str(tmp_path))
+    for value in ("true", "True", "1", "yes"):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(PublishFailed, match=r"trainer\.save_model"):
+            PublishCallback(name="desk").on_train_begin(args, None, None)
+    for value in ("false", "0", ""):
+        monkeypatch.setenv(variable, value)
         PublishCallback(name="desk").on_train_begin(args, None, None)
 
 

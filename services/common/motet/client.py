@@ -8,6 +8,7 @@ publish(model, name="desk")
 imported here: the model brings what it needs.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,11 @@ MAX_REASON_CHARACTERS = 4000
 """The most of what the command has said that an exception repeats: its end."""
 
 PUSH = (sys.executable, "-P", "-m", "motet_cli.main", "adapter", "push")
+DIVIDES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+"""What `accelerate launch` sets: then the arguments of the Trainer name neither."""
+TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
+"""What accelerate and transformers read as true in variables."""
+
 ONE_ADAPTER = "default"
 """PEFT saves the adapter of this name into the folder itself, and any other into a folder of its own there."""
 
@@ -139,7 +145,8 @@ class PublishCallback:
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
         """Raises PublishFailed before the time for a training is spent in vain."""
-        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+        by_launch = any(os.environ.get(name, "").lower() in TRUE for name in DIVIDES)
+        if by_launch or any(getattr(args, name, None) for name in ("fsdp", "deepspeed", "deepspeed_plugin")):
             raise PublishFailed(
                 "PublishCallback cannot save a model whose weights are divided over processes (fsdp, deepspeed). Leave "
                 "it out; after the training, call trainer.save_model(FOLDER) and motet adapter push FOLDER."
