@@ -2,6 +2,7 @@
 on a whole stack, with an answer at the end."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,21 @@ def test_the_callback_publishes_once_and_what_it_has_saved_stays(
     assert said.read_text() == str(tmp_path / "out" / "published")
     assert adapter_digest(tmp_path / "out" / "published") == adapter_digest(PIRATE)
     assert not (tmp_path / "other").exists()
+
+
+def test_what_is_left_to_do_has_all_options_that_were_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said, output_dir = tmp_path / "said", tmp_path / "my runs"
+    code = f"import json, sys; json.dump(sys.argv[1:], open({str(said)!r}, 'w')); sys.exit('full')"
+    monkeypatch.setattr(client, "PUSH", (sys.executable, "-c", code))
+    elsewhere = {"to": "s3://b/x", "pool": "p/q", "base_model": "my base", "data_dir": tmp_path, "secret": "keys"}
+    with pytest.raises(PublishFailed) as failed:
+        ended(PublishCallback(name="desk", namespace="acme", **elsewhere), output_dir)
+    hint = str(failed.value).partition(f"\nThe adapter is saved in {output_dir / 'published'}: ")[2]
+    command = shlex.split(hint)
+    assert command[:3] == ["motet", "adapter", "push"]
+    assert command[3:] == [word for word in json.loads(said.read_text()) if word != "--json"]
+    assert {"--namespace=acme", "--to=s3://b/x", "--pool=p/q", "--model=my base", "--secret=keys"} < set(command)
+    assert f"--data-dir={tmp_path}" in command
 
 
 def test_a_training_is_not_lost_if_nothing_can_be_published(tmp_path: Path) -> None:

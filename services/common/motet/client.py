@@ -9,6 +9,7 @@ imported here: the model brings what it needs.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -74,7 +75,7 @@ class Publication:
 
     def push(self, folder: Path) -> Published:
         """Raises PublishFailed."""
-        done = subprocess.run([*PUSH, str(folder), *self._options()], capture_output=True, check=False)
+        done = subprocess.run([*PUSH, str(folder), "--json", *self._options()], capture_output=True, check=False)
         said = _document(done.stdout)
         pushed = said.get("pushed") or {}
         if done.returncode != 0 or not pushed:
@@ -88,6 +89,10 @@ class Publication:
             tuple(said["check"]["warnings"]),
         )
 
+    def command(self, folder: Path) -> str:
+        """The same for a shell."""
+        return shlex.join(["motet", "adapter", "push", str(folder), *self._options()])
+
     def _options(self) -> list[str]:
         given = {
             "--as": self.name,
@@ -100,7 +105,7 @@ class Publication:
             "--wait": self.wait_seconds or None,
         }
         waits = [] if self.wait_seconds else ["--no-wait"]
-        return ["--json", *waits, *(f"{option}={value}" for option, value in given.items() if value is not None)]
+        return [*waits, *(f"{option}={value}" for option, value in given.items() if value is not None)]
 
 
 def publish(model: PeftModel, *, name: str, folder: str | Path | None = None, **how: Any) -> Published:
@@ -160,7 +165,7 @@ class PublishCallback:
             self.published = self._publication.push(saved)
         except PublishFailed as failed:
             raise PublishFailed(
-                f"{failed}\nThe adapter is saved in {saved}: motet adapter push {saved} --as {self._publication.name}"
+                f"{failed}\nThe adapter is saved in {saved}: {self._publication.command(saved)}"
             ) from None
 
     def __getattr__(self, name: str) -> Callable[..., None]:
