@@ -40,21 +40,22 @@ class Account:
 
 def account_of(environment: Mapping[str, str]) -> Account:
     """From the variables that other tools use, too. Raises SetupError."""
-    identity, secret = (environment.get(name, "") for name in ACCESS_KEY)
-    if not identity or not secret:
-        missing = " and ".join(name for name in ACCESS_KEY if not environment.get(name))
+    given = {name: environment.get(name, "").strip() for name in (*ACCESS_KEY, SESSION_TOKEN)}
+    if missing := " and ".join(name for name in ACCESS_KEY if not given[name]):
         raise SetupError(
             f"{missing} must be set to send files to a bucket. For a profile of AWS's command line: "
             'eval "$(aws configure export-credentials --format env)"'
         )
+    for name, value in given.items():
+        if not (value.isascii() and value.isprintable()):
+            raise SetupError(f"{name} has characters that no credential of AWS has, such as a line break. Correct it.")
     region = _first(environment, REGIONS) or USUAL_REGION
     if not REGION.fullmatch(region):
         raise SetupError(f"{STORE_REGION} is no region. Correct it.")
     endpoint = _first(environment, ENDPOINTS).rstrip("/")
     if endpoint and not is_endpoint(endpoint):
         raise SetupError(f"{STORE_ENDPOINT} must be https://host:port, without a path. Correct it.")
-    session = environment.get(SESSION_TOKEN, "")
-    return Account(AccessKey(identity, secret, session), region, endpoint, environment.get(CA_FILE, ""))
+    return Account(AccessKey(*given.values()), region, endpoint, environment.get(CA_FILE, ""))
 
 
 def _first(environment: Mapping[str, str], names: Sequence[str]) -> str:

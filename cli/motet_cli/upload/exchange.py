@@ -131,6 +131,10 @@ class Exchange:
                 return SetupError(f"{name}: {host} does not speak TLS. Correct {address_from}.")
             if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
                 return SetupError(f"{name}: there is no host {host}. Correct {address_from}.")
+        if isinstance(error, httpx2.LocalProtocolError):  # its text may have a credential
+            return SetupError(
+                f"{name}: a request to {host} would be no valid HTTP. Correct {address_from} and the credentials."
+            )
         return Interrupted(explain(error))
 
 

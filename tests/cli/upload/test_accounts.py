@@ -14,6 +14,7 @@ from motet_cli.upload.artifact import EMPTY, manifest_of
 from motet_cli.upload.blobs import blob_of
 from motet_cli.upload.destinations import destination_of
 from motet_runner.sources.oci_manifest import Layer, read
+from motet_runner.sources.s3_signature import AccessKey
 from tests.cli.upload.conftest import PIRATE, Upload
 
 IMAGE = "ghcr.io/acme/pirate:v1"
@@ -94,11 +95,25 @@ def test_the_variables_of_aws() -> None:
         ({"AWS_REGION": "eu.west"}, "AWS_REGION is no region"),
         ({"AWS_ENDPOINT_URL": "minio:9000"}, "AWS_ENDPOINT_URL must be https://host:port"),
         ({"AWS_ENDPOINT_URL": "https://minio:9000/x"}, "without a path"),
+        ({"AWS_SECRET_ACCESS_KEY": " \n"}, "AWS_SECRET_ACCESS_KEY must be set"),
+        ({"AWS_ACCESS_KEY_ID": "AKI\nA1"}, "^AWS_ACCESS_KEY_ID has characters that no credential of AWS has"),
+        ({"AWS_ACCESS_KEY_ID": "AKIÄ"}, "^AWS_ACCESS_KEY_ID has"),
+        ({"AWS_SECRET_ACCESS_KEY": "geheim\x7f"}, "^AWS_SECRET_ACCESS_KEY has"),
+        ({"AWS_SECRET_ACCESS_KEY": "geheim\udcff"}, "^AWS_SECRET_ACCESS_KEY has"),
+        ({"AWS_SESSION_TOKEN": "geheim\r\nx: y"}, "^AWS_SESSION_TOKEN has"),
+        ({"AWS_SESSION_TOKEN": "geheim\N{ZERO WIDTH SPACE}"}, "^AWS_SESSION_TOKEN has"),
     ],
 )
 def test_variables_of_aws_that_are_wrong(changed: dict[str, str], words: str) -> None:
-    with pytest.raises(SetupError, match=words):
+    with pytest.raises(SetupError, match=words) as wrong:
         bucket.account_of(KEYS | changed)
+    assert "geheim" not in wrong.value.message
+
+
+def test_white_space_around_credentials_of_aws_is_left_out() -> None:
+    given = {"AWS_ACCESS_KEY_ID": "AKIA1\n", "AWS_SECRET_ACCESS_KEY": "\tgeheim\r\n", "AWS_SESSION_TOKEN": " t\n"}
+    assert bucket.account_of(given).key == AccessKey("AKIA1", "geheim", "t")
+    assert bucket.account_of(KEYS | {"AWS_SESSION_TOKEN": "\n"}).key == AccessKey("AKIA1", "geheim")
 
 
 @pytest.mark.parametrize(

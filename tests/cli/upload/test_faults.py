@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from aiohttp import web
 from motet.digest import adapter_digest, hex_of
 from motet.errors import SetupError
 from motet_cli.upload import blobs, exchange
-from motet_cli.upload.exchange import MAX_ATTEMPTS
+from motet_cli.upload.exchange import MAX_ATTEMPTS, Exchange, Peer
 from tests.cli.upload.conftest import PIRATE, Said, Upload
 from tests.support.registry_server import basic
 from tests.support.s3_server import failed
@@ -94,6 +95,17 @@ async def test_a_store_may_not_ask_for_an_endless_pause(
     assert (await sent(upload, server, "s3")).status == 0
     assert pauses
     assert max(pauses) <= exchange.MAX_PAUSE_SECONDS
+
+
+async def test_what_is_no_http_is_not_tried_again_and_not_shown(server: UploadServer) -> None:
+    def ask() -> None:
+        with Exchange(Peer(name="s3://models", address_from="--to")) as exchange:
+            headers = {"authorization": f"{SECRET}\nx"}
+            exchange.patiently(CONFIG, partial(exchange.send, "GET", server.base, headers))
+
+    with pytest.raises(SetupError, match=r"^s3://models: a request to 127\.0\.0\.1 would be no valid HTTP") as error:
+        await asyncio.to_thread(ask)
+    assert SECRET not in error.value.message
 
 
 async def test_an_endless_answer_is_left(upload: Upload, server: UploadServer) -> None:
