@@ -21,6 +21,7 @@ from motet_runner.sources import oci, s3
 
 FOLDER_DIGITS = 16
 TAG_DIGITS = 12
+ANY_DIGEST = Digest(f"sha256:{'0' * 64}")
 
 
 class Destination(Protocol):
@@ -46,6 +47,7 @@ def destination_of(to: str, settings: Settings, environment: Mapping[str, str]) 
 class _InBucket:
     def __init__(self, folder: s3.S3Uri, account: bucket.Account) -> None:
         self._folder = folder
+        s3.parse(self.source([], ANY_DIGEST)["uri"], "")  # raises
         self._account = account
 
     def source(self, blobs: Sequence[Blob], digest: Digest) -> dict[str, str]:  # noqa: ARG002 - see Destination
@@ -65,7 +67,7 @@ class _InRegistry:
             raise SetupError("--to takes a tag and no digest: that of the artifact follows from the files.")
         self._to = to
         self._has_tag = ":" in to.removeprefix(REGISTRY.prefix).partition("/")[2]
-        self._uri(Digest(f"sha256:{'0' * 64}"))  # raises
+        self._uri(ANY_DIGEST)  # raises
         self._account = registry_account.account_of(
             to.removeprefix(REGISTRY.prefix), settings.registry_user, settings.registry_password, environment
         )

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from motet.domain import Digest
 from motet.errors import SetupError
 from motet_cli.settings import Settings
 from motet_cli.upload import bucket, registry_account
 from motet_cli.upload.artifact import EMPTY, manifest_of
 from motet_cli.upload.blobs import blob_of
 from motet_cli.upload.destinations import destination_of
+from motet_runner.sources import s3
 from motet_runner.sources.oci_manifest import Layer, read
 from motet_runner.sources.s3_signature import AccessKey
 from tests.cli.upload.conftest import PIRATE, Upload
@@ -129,6 +131,14 @@ def test_white_space_around_credentials_of_aws_is_left_out() -> None:
 def test_what_is_no_destination(to: str, words: str) -> None:
     with pytest.raises(SetupError, match=words):
         destination_of(to, Settings(), KEYS)
+
+
+def test_a_prefix_is_as_long_as_runners_read_it_with_the_folder_of_the_adapter() -> None:
+    folder = "ä" + "a" * (s3.MAX_PREFIX_BYTES - len("ä".encode()) - len("/0123456789abcdef") - 1)
+    uri = destination_of(f"s3://bucket/{folder}", Settings(), KEYS).source([], Digest(f"sha256:{'a' * 64}"))["uri"]
+    assert s3.parse(uri, "").prefix == f"{folder}/{'a' * 16}/"
+    with pytest.raises(SetupError, match="--to: The path of the source's URI has 900 bytes or more"):
+        destination_of(f"s3://bucket/{folder}a", Settings(), KEYS)
 
 
 def test_the_manifest_of_an_artifact_is_what_runners_read_and_depends_on_the_files_alone() -> None:
