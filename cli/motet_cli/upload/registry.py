@@ -18,6 +18,8 @@ from motet_runner.sources.registry_challenge import host_of, realm_of, token_in,
 from motet_runner.sources.web_requests import PASSING, Interrupted, origin
 
 THERE, NOT_THERE = 200, 404
+ELSEWHERE = (301, 302, 307, 308)
+"""A blob lies in another store. Registries do not agree on the status."""
 
 
 class Registry:
@@ -60,7 +62,7 @@ class Registry:
     def _sent(self, exchange: Exchange, blob: Blob) -> bool:
         """False: it was there."""
         answer = self._ask(exchange, "HEAD", f"{self._uri.url}blobs/{blob.digest}", {})
-        if answer.status in (THERE, 307):  # 307: it lies in another store
+        if answer.status in (THERE, *ELSEWHERE):
             return False
         if answer.status != NOT_THERE:
             raise self._refusal(answer, blob.name)

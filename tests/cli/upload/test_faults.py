@@ -138,6 +138,16 @@ async def test_the_manifest_of_an_artifact_comes_last(upload: Upload, server: Up
     assert [one.path for one in server.asked if one.method == "PUT"][-1] == "/v2/acme/pirate/manifests/v1"
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_blob_that_lies_in_another_store_is_not_sent_again(
+    upload: Upload, server: UploadServer, status: int
+) -> None:
+    weights = blobs.blob_of(WEIGHTS, (PIRATE / WEIGHTS).read_bytes()).digest
+    server.scripted[f"HEAD {weights}"] = [web.Response(status=status, headers={"location": "https://127.0.0.2/x"})]
+    assert (await sent(upload, server, "oci")).err.endswith(f": {CONFIG}\n")
+    assert not any(path.endswith(weights) for path in server.files)
+
+
 @pytest.mark.parametrize("kind", ["s3", "oci"])
 @pytest.mark.parametrize("more", [b"", b"more"])
 async def test_a_file_that_changes_is_not_sent_as_another(
