@@ -91,7 +91,7 @@ DEFECTS = (
         "has_work",
         "one.in_engine and (one.request",
         "(one.request",
-        seed=112,
+        seed=178,
     ),
     Defect(
         "a leader that makes its Lease anew keeps a term that its peers are past",
