@@ -97,7 +97,7 @@ def test_answers_of_a_quantized_base_model_are_a_warning_alone(
     path.write_text(json.dumps(document))
     capsys.readouterr()
     assert checked(adapter) == 0
-    assert "quantized by bitsandbytes" in said(capsys)["warnings"][0]
+    assert "quantized by 'bitsandbytes'" in said(capsys)["warnings"][0]
 
 
 def test_answers_of_another_tokenizer_are_refused(

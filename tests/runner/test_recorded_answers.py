@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 
 from motet.digest import adapter_digest
 from motet.domain import Digest
-from motet.errors import AdapterError, AdapterFetchFailed, AdapterIncompatible, SetupError
+from motet.errors import REFERENCE_MISMATCH, AdapterError, AdapterFetchFailed, AdapterIncompatible, SetupError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.adapters.recorded_answers import (
     MAX_ANSWER_TOKENS,
     MAX_ANSWERS,
     MAX_PROMPT_TOKENS,
-    MISMATCH,
     Comparison,
     RecordedAnswers,
     read_recorded_answers,
@@ -219,7 +219,7 @@ def test_another_tokenizer_is_named(adapter: Path) -> None:
     changed(adapter, lambda document: document["answers"][1]["prompt_ids"].pop(0))
     with pytest.raises(AdapterIncompatible, match=r"another tokenizer, as the tokens of prompt 2 show") as refused:
         compared_offline(adapter)
-    assert refused.value.reason == MISMATCH
+    assert refused.value.reason == REFERENCE_MISMATCH
 
 
 def test_tokens_that_the_base_model_does_not_have_are_refused(adapter: Path) -> None:
@@ -335,7 +335,7 @@ def test_what_is_of_another_base_model_ends_the_proof(
     changed(adapter, change)
     found = outcome(torch_engine, adapter)
     assert isinstance(found, AdapterIncompatible), found
-    assert found.reason == MISMATCH
+    assert found.reason == REFERENCE_MISMATCH
     with pytest.raises(AdapterIncompatible, match=says):
         raise found
 
@@ -347,17 +347,37 @@ def test_a_file_that_goes_meanwhile_is_fetched_again(torch_engine: Engine, adapt
     assert isinstance(found, AdapterFetchFailed), found
 
 
-def test_a_tokenizer_that_fails_fails_only_the_comparison(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Path) -> None:
-        raise KeyError("vocab")
+class Panic(BaseException):
+    """What a tokenizer in Rust may raise"""
 
-    monkeypatch.setattr(answers_proof, "tokenizer_of", broken)
-    engine = make_engine(MODEL, kernels="torch", dtype="float32", kv_cache_mib=16)
-    found = outcome(engine, honest)
+
+@pytest.mark.parametrize("error", [KeyError("vocab"), Panic()])
+def test_a_tokenizer_that_fails_fails_only_the_comparison(
+    honest: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(answers_proof, "tokenizer_of", lambda _: broken)
+        engine = make_engine(MODEL, kernels="torch", dtype="float32", kv_cache_mib=16)
+        found = outcome(engine, honest)
     assert isinstance(found, AdapterError), found
-    assert "KeyError" in found.message
-    monkeypatch.undo()
-    assert isinstance(outcome(engine, honest), Proof)
+    assert type(error).__name__ in found.message
+
+
+def test_whatever_a_comparison_raises_ends_it_alone(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without rotary embeddings has no row for a position that is too far."""
+
+    def beyond(*_: object) -> None:
+        raise IndexError("index out of range in self")
+
+    engine = make_engine(MODEL, kernels="torch", dtype="float32", kv_cache_mib=16)
+    with monkeypatch.context() as patched:
+        patched.setattr(answers_proof.AnswersProof, "result", beyond)
+        found = outcome(engine, honest)
+    assert isinstance(found, AdapterError), found
+    assert run(engine, ask("a", max_tokens=3)).last["a"].finish is Finish.LENGTH
 
 
 def test_requests_of_others_go_on_beside_a_comparison(torch_engine: Engine, honest: Path) -> None:
@@ -382,3 +402,13 @@ def test_the_worker_of_a_gpu_compares_too(honest: Path) -> None:
 def test_no_thread_stays(torch_engine: Engine, honest: Path) -> None:
     outcome(torch_engine, honest)
     assert not [one for one in threading.enumerate() if one.name == "recorded-answers" and one.is_alive()]
+
+
+def test_a_tokenizer_that_transformers_cannot_read_blames_no_adapter(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    tokenizer = answers_proof.Tokenizer(tmp_path)
+    recorded = RecordedAnswers.model_construct(answers=[], special_tokens=False)
+    with capture_logs() as logs:
+        tokenizer.check(recorded)
+        tokenizer.check(recorded)
+    assert [line["event"] for line in logs] == ["tokenizer_not_read"], "it is read once"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.errors import AdapterError, AdapterIncompatible
+from motet.errors import REFERENCE_MISMATCH, AdapterError, AdapterIncompatible
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.proof import Proof
-from motet_runner.adapters.recorded_answers import MISMATCH, NO_RECORD, Comparison
+from motet_runner.adapters.recorded_answers import NO_RECORD, Comparison
 from motet_runner.engine_messages import LoadAdapter
 from tests.runner_service.test_proofs import Proving
 from tests.support.in_process_runner import write_adapter
@@ -87,7 +87,7 @@ async def test_another_models_answers_are_refused_if_the_manifest_says_so(setup)
     await setup.finds(WRONG)
     with pytest.raises(AdapterIncompatible, match=r"differs by 0\.6") as refused:
         await order
-    assert refused.value.reason == MISMATCH
+    assert refused.value.reason == REFERENCE_MISMATCH
 
 
 async def test_two_manifests_decide_for_themselves_over_the_same_bytes(setup):
@@ -128,10 +128,10 @@ async def test_an_engine_that_compares_nothing_cannot_satisfy_a_manifest_that_re
 
 async def test_answers_of_other_tokens_refuse_the_adapter_for_all(setup):
     order = setup.verified()
-    await setup.answers(await setup.asked(), AdapterIncompatible("another tokenizer", reason=MISMATCH))
+    await setup.answers(await setup.asked(), AdapterIncompatible("another tokenizer", reason=REFERENCE_MISMATCH))
     with pytest.raises(AdapterError) as refused:
         await order
-    assert refused.value.reason == MISMATCH
+    assert refused.value.reason == REFERENCE_MISMATCH
 
 
 async def test_a_restart_compares_nothing_anew(setup, tmp_path):
@@ -146,6 +146,36 @@ async def test_a_restart_compares_nothing_anew(setup, tmp_path):
         await again.verified(refuse=True)
     assert not [one for one in again.posted if isinstance(one, LoadAdapter)]
     again.adapters.close()
+
+
+async def test_after_an_upgrade_what_differs_is_refused_by_what_is_compared_then(setup, tmp_path):
+    order = setup.verified(refuse=True)
+    await setup.finds(WRONG)
+    with pytest.raises(AdapterIncompatible):
+        await order
+    setup.adapters.close()
+    newer = Comparing(tmp_path, version="2")
+    order = newer.verified(refuse=True)
+    asked = await newer.asked()
+    assert not order.done()
+    await newer.finds(WRONG, asked)
+    with pytest.raises(AdapterIncompatible, match=r"differs by 0\.6"):
+        await order
+    newer.adapters.close()
+
+
+async def test_what_cannot_be_compared_beside_the_requests_is_tried_once_for_the_same_kernels(setup):
+    order = setup.verified()
+    await setup.finds(AGREES)
+    await order
+    for kernels in ("cpp", "triton"):
+        setup.posted.clear()
+        setup.adapters.on_kernels(kernels)
+        await setup.answers(await setup.asked(), AdapterIncompatible("no", reason=REFERENCE_MISMATCH))
+        setup.posted.clear()
+        setup.adapters.tick()
+        await asyncio.sleep(0)
+        assert not [one for one in setup.posted if isinstance(one, LoadAdapter)]
 
 
 async def test_a_comparison_is_no_proof_of_linears(setup, tmp_path):

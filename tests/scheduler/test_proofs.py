@@ -4,7 +4,7 @@ the proofs of several adapters fail is said to be at fault."""
 from typing import Any
 
 from motet.domain import Digest, InstanceName, RequestId
-from motet.errors import AdapterUnproved
+from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
@@ -15,6 +15,7 @@ from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, poo
 from tests.scheduler.test_adapters import checks, published
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
+DIFFERS = Failure.of(AdapterIncompatible("Its answers differ.", reason=REFERENCE_MISMATCH))
 NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
 
 
@@ -67,6 +68,31 @@ def test_another_runner_is_asked_before_an_adapter_is_refused():
     driver.certify(instance=second.instance)
     assert published(driver)["pirate"].digest == PIRATE
     assert report(driver).failure is None
+
+
+def test_another_runner_is_asked_before_recorded_answers_refuse_an_adapter():
+    """In 16 bits, one machine may be just beyond what is allowed."""
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance, failure=DIFFERS)
+    (second,) = checks(driver)
+    assert {first.instance, second.instance} == {"r0", "r1"}
+    refuse(driver, second.instance, failure=DIFFERS)
+    assert not checks(driver)
+    assert report(driver).failure == DIFFERS
+
+
+def test_recorded_answers_that_a_runner_compares_later_are_told_and_a_difference_stays():
+    driver = stack("r0")
+    driver.state(adapter())
+    driver.certify()
+    told = {"failure": None, "stage": AdapterStage.CERTIFIED}
+    for said, warning in (("Agree", ()), ("Differ", ("off by 0.6",)), ("Agree", ())):
+        certificate = Certificate(digest=PIRATE, rank=8, recorded_answers=said, warnings=warning)
+        news(driver, "r0", certificate=certificate, **told)
+    certificate = status(driver).certificate
+    assert (certificate.recorded_answers, certificate.warnings) == ("Differ", ("off by 0.6",))
 
 
 def test_what_all_runners_refuse_has_failed_and_each_is_asked_once():

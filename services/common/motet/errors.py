@@ -246,6 +246,8 @@ class AdapterUnproved(AdapterError):
     public_message = "The adapter was not proved: its results are wrong, or it changes nothing"
 
 
+REFERENCE_MISMATCH = "ReferenceMismatch"
+"""The reason of an AdapterIncompatible whose recorded answers differ from what a runner computes. Others are asked."""
 PROOF_FAILED = "ProofFailed"
 """The reason of an AdapterUnproved whose results are wrong. Its runner may be the cause, so another one is asked."""
 

@@ -12,4 +12,4 @@ def tokenizer_of(model: Path) -> Any:
     """None: the folder has no tokenizer, like the folder of a random model."""
     if not any((model / name).is_file() for name in TOKENIZER_FILES):
         return None
-    return AutoTokenizer.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)

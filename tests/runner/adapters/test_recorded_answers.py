@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motet.errors import AdapterIncompatible
+from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible
 from motet_runner.adapters.recorded_answers import (
     ALLOWED_IN_16_BITS,
     MAX_ANSWER_TOKENS,
@@ -15,7 +15,6 @@ from motet_runner.adapters.recorded_answers import (
     MAX_DIFFERENCE,
     MAX_PROMPT_CHARS,
     MAX_PROMPT_TOKENS,
-    MISMATCH,
     RecordedAnswers,
     read_recorded_answers,
 )
@@ -143,7 +142,21 @@ def test_a_token_beyond_the_vocabulary_is_of_another_base_model(tmp_path: Path, 
     found.check_vocabulary(10)
     with pytest.raises(AdapterIncompatible, match="has 9 tokens") as refused:
         found.check_vocabulary(9)
-    assert refused.value.reason == MISMATCH
+    assert refused.value.reason == REFERENCE_MISMATCH
+
+
+def test_an_answer_that_the_base_model_has_no_positions_for_is_of_another_one(tmp_path: Path) -> None:
+    found = recorded(tmp_path, answer(), answer(prompt_ids=[1] * 7))
+    longest = 7 + len(found.answers[1].answer_ids)
+    found.check_positions(longest)
+    with pytest.raises(AdapterIncompatible, match=f"has {longest} tokens with its prompt") as refused:
+        found.check_positions(longest - 1)
+    assert refused.value.reason == REFERENCE_MISMATCH
+
+
+def test_what_a_quantized_base_is_called_is_quoted(tmp_path: Path) -> None:
+    compared = recorded(tmp_path, answer(), quantization="\x1b[31m\nserved").compare([[-50.0, -50.0]], "float32")
+    assert compared.difference.isprintable()
 
 
 def tokenizer(text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
@@ -158,7 +171,7 @@ def test_prompts_are_what_the_base_models_tokenizer_makes_of_their_text(tmp_path
     for answers, fields in (((plain, special), {}), ((special, plain), {"special_tokens": True})):
         with pytest.raises(AdapterIncompatible, match=r"another tokenizer, .* prompt 2") as refused:
             recorded(tmp_path, *answers, **fields).check_prompts(tokenizer)
-        assert refused.value.reason == MISMATCH
+        assert refused.value.reason == REFERENCE_MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -195,7 +208,7 @@ def test_answers_of_a_quantized_base_model_are_only_warned_about(tmp_path: Path)
     compared = recorded(tmp_path, quantization="x" * 100).compare([[-0.5, -2.0]], "float32")
     assert not compared.agrees
     assert compared.refusal() is None
-    assert "quantized by x" in compared.difference
+    assert "quantized by 'x" in compared.difference
     assert len(compared.difference) <= MAX_WARNING_CHARS
 
 
@@ -203,7 +216,7 @@ def test_a_refusal_and_a_warning_say_by_how_much(tmp_path: Path) -> None:
     compared = recorded(tmp_path).compare([[-0.5, -1.63]], "bfloat16")
     refused = compared.refusal()
     assert refused is not None
-    assert (refused.reason, compared.allowed) == (MISMATCH, ALLOWED_IN_16_BITS)
+    assert (refused.reason, compared.allowed) == (REFERENCE_MISMATCH, ALLOWED_IN_16_BITS)
     assert "differs by 0.63, and 0.1 is allowed" in refused.message
     assert "motet adapter record" in refused.message
     assert len(compared.difference) <= MAX_WARNING_CHARS

@@ -37,8 +37,6 @@ ALLOWED_IN_16_BITS = 0.1
 """The largest allowed difference of a log probability, if the base model is computed in 16 bits here or was there. With
 small models and bfloat16, 0.03 was seen. A base model with 3 % of noise is off by 0.14 and more."""
 
-MISMATCH = "ReferenceMismatch"
-"""The reason of a refusal: the recorded answers are those of another model"""
 NO_RECORD = "RecordMissing"
 """The reason of a refusal: the manifest asks for recorded answers, and there are none to compare"""
 
@@ -80,6 +78,12 @@ class RecordedAnswers(_Strict):
 
     def encode(self) -> bytes:
         return orjson.dumps(self.model_dump(), option=orjson.OPT_APPEND_NEWLINE)
+
+    def check_positions(self, most: int) -> None:
+        """Raises AdapterIncompatible for an answer that does not fit into the base model's context."""
+        longest = max(len(answer.prompt_ids) + len(answer.answer_ids) for answer in self.answers)
+        if longest > most:
+            raise other_base(f"one has {longest} tokens with its prompt, and the base model takes {most}")
 
     def check_vocabulary(self, size: int) -> None:
         """Raises AdapterIncompatible for a token that the base model does not have."""
@@ -133,10 +137,10 @@ class Comparison(NamedTuple):
             return ""
         why = "other weights, or another configuration of the adapter"
         if self.quantization:
-            why = f"recorded on a base model quantized by {self.quantization[:40]}"
+            why = f"recorded on a base model quantized by {self.quantization[:40]!r}"
         return (
             f"the answers recorded in {RECORD_FILE} are not those of this base model with this adapter: the log "
-            f"probability of a token differs by {self.largest:.2g}, and {self.allowed:g} is allowed ({why})"
+            f"probability of a token differs by {self.largest:.3g}, and {self.allowed:g} is allowed ({why})"
         )
 
     @property
@@ -151,7 +155,7 @@ class Comparison(NamedTuple):
         return AdapterIncompatible(
             f"{_as_sentence(self.difference)}. Serve it on the model that it was trained on, or record them again: "
             "`motet adapter record`.",
-            reason=MISMATCH,
+            reason="ReferenceMismatch",
         )
 
 
@@ -180,7 +184,7 @@ def other_base(why: str) -> AdapterIncompatible:
     return AdapterIncompatible(
         f"The answers in {RECORD_FILE} were recorded on another base model: {why}. Serve the adapter on the model that "
         "it was trained on, or record them again: `motet adapter record`.",
-        reason=MISMATCH,
+        reason="ReferenceMismatch",
     )
 
 

@@ -25,6 +25,7 @@ from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import (
+    DIFFER,
     MAX_KERNELS,
     AdapterReadiness,
     AdapterRef,
@@ -554,8 +555,16 @@ class Adapters:
         if serving.digest != event.digest or certificate.base_digest != before.base_digest:
             return
         names = tuple(dict.fromkeys((*before.proved_by, *certificate.proved_by)))[:MAX_KERNELS]
-        if names != before.proved_by:
-            adapter.serving = replace(serving, certificate=replace(before, proved_by=names))
+        now = replace(before, proved_by=names)
+        if certificate.recorded_answers and before.recorded_answers != DIFFER:  # one that differs is not taken back
+            now = replace(
+                now,
+                recorded_answers=certificate.recorded_answers,
+                max_delta_to_reference=certificate.max_delta_to_reference,
+                warnings=certificate.warnings,
+            )
+        if now != before:
+            adapter.serving = replace(serving, certificate=now)
             self._to_tell[adapter.spec.ref.object] = None
         state = adapter.state_of(serving.key)
         if certificate.proved_by and state.is_refused_by(start_of(runner)):  # with other kernels than those that failed

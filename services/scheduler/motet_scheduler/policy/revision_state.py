@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Self
 
 from motet.domain import InstanceName
-from motet.errors import PROOF_FAILED, AdapterUnproved
+from motet.errors import PROOF_FAILED, REFERENCE_MISMATCH, AdapterUnproved
 from motet.runner_info import Failure
 
 MAX_REFUSED_BY = 64
@@ -209,4 +209,6 @@ def is_wrong(failure: Failure) -> bool:
 
 def is_refusal(failure: Failure, *, serves: bool) -> bool:
     """Whether others are asked. That an adapter moves nothing is its own fault, if nobody has proved the contrary."""
-    return is_wrong(failure) or (serves and failure.code == AdapterUnproved.mapping.code)
+    if is_wrong(failure) or failure.reason == REFERENCE_MISMATCH:
+        return True
+    return serves and failure.code == AdapterUnproved.mapping.code

@@ -215,7 +215,7 @@ class AdapterSpec:
 MAX_KERNELS = 8
 """The number of kernels that a certificate names"""
 
-AGREEMENTS = ("Agree", "Differ")
+AGREE, DIFFER = AGREEMENTS = ("Agree", "Differ")
 """What a certificate says of recorded answers"""
 
 

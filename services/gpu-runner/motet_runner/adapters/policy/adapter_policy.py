@@ -402,7 +402,7 @@ class AdapterPolicy:
         """The engine's present kernels. What others have proved serves on, and is proved again."""
         if self.proofs.kernels in (None, kernels):
             return
-        self.proofs.kernels = kernels
+        self.proofs.serve_with(kernels)
         self.proofs.prove_again(self)
         self._prove_again()
 
@@ -428,6 +428,8 @@ class AdapterPolicy:
             if wrong:
                 self._unload(life)
                 self._let_go(life)
+            elif failure.retry_after <= 0:
+                self.proofs.give_up(digest)
             for order in orders.values():
                 self._fail_order(order, failure)
             for waiter in [*life.waiters] if wrong else ():
@@ -517,7 +519,7 @@ class AdapterPolicy:
             self._forget_unused(life)
             return
         for order in list(life.orders.values()):
-            if self.proofs.may_serve(life) or not order.check:
+            if self.proofs.decides(order, life) or not order.check:
                 del life.orders[order.number]
                 refused = refusal_of(order, life, compares=self.proofs.kernels is not None)
                 if refused is not None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 
 from motet.domain import Digest
 from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.policy.values import Order
 from motet_runner.adapters.proof import ProofOrder
 
 MAX_AGAIN = 2
@@ -26,11 +27,19 @@ class ProofOrders:
         """Without an answer"""
         self._again: dict[Digest, None] = {}
         """Ready, and to be proved by the present kernels"""
+        self._given_up: set[Digest] = set()
+        """What the present kernels cannot prove again, while it serves on: they would find the same"""
         self._last = 0
 
     def may_serve(self, life: AdapterLife) -> bool:
         """Whether a revision is ready. Requests need not wait for that: the engine knows what may serve."""
         return life.checked is not None and (not self.concerns(life) or life.proved)
+
+    def decides(self, order: Order, life: AdapterLife) -> bool:
+        """Whether an order can be answered. One that refuses what differs from recorded answers waits for them to be
+        compared here, also if the revision was proved before."""
+        asks = order.refuses_mismatch and life.checked is not None and life.checked.recorded and life.compared is None
+        return self.may_serve(life) and not (asks and (life.digest in self._orders or self._needs(life)))
 
     def concerns(self, life: AdapterLife) -> bool:
         """True if there is something of the adapter to prove, or was."""
@@ -70,13 +79,22 @@ class ProofOrders:
     def forget(self, digest: Digest) -> None:
         """The order was for other files."""
         self._orders.pop(digest, None)
+        self._given_up.discard(digest)
+
+    def give_up(self, digest: Digest) -> None:
+        self._given_up.add(digest)
+
+    def serve_with(self, kernels: str) -> None:
+        self.kernels = kernels
+        self._given_up.clear()
 
     def prove_again(self, lives: Iterable[AdapterLife]) -> None:
         """Some of these may need another proof."""
         self._again.update((life.digest, None) for life in lives if self._may_be_proved_again(life))
 
     def _may_be_proved_again(self, life: AdapterLife) -> bool:
-        return life.proved and self._needs(life) and life.digest not in self._orders
+        ended = life.digest in self._orders or life.digest in self._given_up
+        return life.proved and self._needs(life) and not ended
 
     def next_again(self, here: Collection[Digest]) -> Digest | None:
         """The next one to be proved again, if the engine has little else to prove. `here`: those on the device"""

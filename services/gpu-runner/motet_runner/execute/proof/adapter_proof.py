@@ -81,7 +81,7 @@ class Prover:
         answers = None
         if order.recorded:
             self._tokenizer = self._tokenizer or Tokenizer(self.model)
-            answers = AnswersProof(layout, self._tokenizer, self.loaded.vocabulary, self._answer_logits)
+            answers = AnswersProof(layout, self._tokenizer, self.loaded, self._answer_logits)
         return AdapterProof(self, expected, answers, self.kernels)
 
     @property

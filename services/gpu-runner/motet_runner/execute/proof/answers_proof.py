@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from motet.errors import AdapterError, AdapterFetchFailed
@@ -17,13 +18,17 @@ from motet_kernels import PlacedAdapter
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.recorded_answers import Comparison, RecordedAnswer, RecordedAnswers, read_recorded_answers
 from motet_runner.base_tokenizer import tokenizer_of
+from motet_runner.execute.forward.modules import LoadedModel
+
+log = structlog.get_logger(__name__)
 
 LogitsOf = Callable[[PlacedAdapter, RecordedAnswer], torch.Tensor]
 """→ [tokens of the answer, vocabulary]: those from which each token of the answer was chosen"""
 
 
 class Tokenizer:
-    """The base model's, read once by the first thread that needs it."""
+    """The base model's, read once by the first thread that needs it. If transformers cannot read it, prompts are not
+    checked: an adapter is not to blame."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -34,15 +39,19 @@ class Tokenizer:
         """Raises AdapterIncompatible if it makes other tokens of a prompt."""
         with self._lock:
             if not self._read:
-                self._read.append(tokenizer_of(self._model))
+                try:
+                    self._read.append(tokenizer_of(self._model))
+                except Exception as error:
+                    log.warning("tokenizer_not_read", model=str(self._model), error=f"{type(error).__name__}: {error}")
+                    self._read.append(None)
             recorded.check_prompts(self._read[0])
 
 
 class AnswersProof:
-    def __init__(self, layout: AdapterLayout, tokenizer: Tokenizer, vocabulary: int, logits: LogitsOf) -> None:
+    def __init__(self, layout: AdapterLayout, tokenizer: Tokenizer, base: LoadedModel, logits: LogitsOf) -> None:
         self._folder = Path(layout.file).parent
         self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
+        self._vocabulary, self._positions = base.vocabulary, base.max_positions
         self._logits = logits
         self._found: queue.Queue[RecordedAnswers | BaseException] = queue.Queue(1)
         self._recorded: RecordedAnswers | None = None
@@ -80,11 +89,12 @@ class AnswersProof:
             if recorded is None:
                 raise AdapterFetchFailed("The adapter's recorded answers have gone from the runner's disk.")
             recorded.check_vocabulary(self._vocabulary)
+            recorded.check_positions(self._positions)
             self._tokenizer.check(recorded)
             self._found.put(recorded)
         except (AdapterError, OSError, MemoryError, RuntimeError) as error:
             self._found.put(error)
-        except Exception as error:  # a tokenizer may do anything
+        except BaseException as error:  # a tokenizer may do anything, and one in Rust may panic
             self._found.put(
                 AdapterError(f"The base model's tokenizer could not read a prompt: {type(error).__name__}.")
             )
