@@ -95,6 +95,34 @@ def test_recorded_answers_that_a_runner_compares_later_are_told_and_a_difference
     assert (certificate.recorded_answers, certificate.warnings) == ("Differ", ("off by 0.6",))
 
 
+def test_what_a_runner_has_refused_is_not_kept_there():
+    driver = stack("r0", "r1")
+    driver.state(adapter(min_replicas=2))
+    (first,) = checks(driver)
+    refuse(driver, first.instance)
+    (second,) = checks(driver)
+    driver.certify(instance=second.instance)
+    loads = []
+    for _ in range(12):
+        loads += [one.instance for one in driver.of(effects.EnsureAdapter) if one.stage is AdapterStage.DEVICE]
+        driver.wait(10)
+    assert {*loads} == {second.instance}
+
+
+def test_two_versions_of_one_adapter_do_not_make_a_runner_a_suspect():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (asked,) = checks(driver)
+    driver.certify(instance=asked.instance)
+    news(driver, asked.instance, digest=PIRATE)
+    driver.state(adapter(stamp="2"))
+    driver.wait(60)
+    (asked,) = checks(driver)
+    refuse(driver, asked.instance)
+    said = status(driver)
+    assert OTHERS_FAIL_TOO not in f"{said.failure} {said.certificate}"
+
+
 def test_what_all_runners_refuse_has_failed_and_each_is_asked_once():
     driver = stack("r0", "r1")
     driver.state(adapter())

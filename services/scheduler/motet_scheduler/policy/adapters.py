@@ -493,8 +493,7 @@ class Adapters:
         adapter.put(key, adapter.state_of(key).refused(start, event.failure))
         self._to_tell[adapter.spec.ref.object] = None
         self.may_be_ordered, self._to_check = True, None
-        of = event.digest or str(adapter.spec.ref.object)
-        if is_wrong(event.failure) and self._suspects.proof_failed(start, of):
+        if is_wrong(event.failure) and self._suspects.proof_failed(start, str(adapter.spec.ref.object)):
             self._tell_of_refusals_by(start)
 
     def _nobody_left(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
@@ -613,7 +612,9 @@ class Adapters:
             able = [
                 one
                 for one in groups.get(spec.group, ())
-                if one.serves(serving.key.base) and _may_pin(one, serving.digest, pinned.get(one.instance, ()))
+                if one.serves(serving.key.base)
+                and _may_pin(one, serving.digest, pinned.get(one.instance, ()))
+                and not adapter.state_of(serving.key).is_refused_by(start_of(one))
             ]
             for holder in self._to_hold(spec, serving.digest, able, now):
                 pinned.setdefault(holder.instance, set()).add(serving.digest)
