@@ -95,6 +95,20 @@ def test_recorded_answers_that_a_runner_compares_later_are_told_and_a_difference
     assert (certificate.recorded_answers, certificate.warnings) == ("Differ", ("off by 0.6",))
 
 
+def test_what_only_a_runner_that_has_gone_could_serve_is_withdrawn():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance)
+    (second,) = checks(driver)
+    driver.certify(instance=second.instance)
+    driver.detach(second.instance)
+    driver.wait(3600)
+    news(driver, first.instance, digest=PIRATE)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert status(driver).failure == WRONG
+
+
 def test_what_a_runner_has_refused_is_not_kept_there():
     driver = stack("r0", "r1")
     driver.state(adapter(min_replicas=2))

@@ -516,8 +516,7 @@ class Adapters:
         state = adapter.state_of(serving.key)
         if state.standing is not Standing.DOUBTED or state.asked is not None:
             return
-        of_base = [one for one in runners if one.group == serving.key.group and one.serves(serving.key.base)]
-        if not of_base or not all(state.is_refused_by(start_of(one)) for one in of_base):
+        if not _all_have_refused(state, serving.key, runners):
             return
         self._retire(adapter)
         adapter.serving, self._serving, self._to_check = None, None, None
@@ -540,8 +539,9 @@ class Adapters:
         key = adapter.serving.key
         if runner.group != key.group or not runner.serves(key.base):
             return False
-        if not adapter.state_of(key).is_refused_by(start_of(runner)):
-            self._refused(adapter, key, event, start_of(runner))
+        state, start = adapter.state_of(key), start_of(runner)
+        if not state.is_refused_by(start) or _all_have_refused(state, key, runners):  # whoever has proved it has gone
+            self._refused(adapter, key, event, start)
         self._withdraw(adapter, runners, some_may_return=some_may_return)
         return adapter.serving is None
 
@@ -881,6 +881,12 @@ class Adapters:
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
         self._retired_of.setdefault(spec.ref.object, {})[revision.digest] = None
+
+
+def _all_have_refused(state: RevisionState, key: RevisionKey, runners: Iterable[Runner]) -> bool:
+    """Those that are known, also those that are away"""
+    of_base = [start_of(one) for one in runners if one.group == key.group and one.serves(key.base)]
+    return bool(of_base) and all(map(state.is_refused_by, of_base))
 
 
 def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool:
