@@ -1020,3 +1020,21 @@ async def test_refused_orders_leave_nothing_behind(setup, tmp_path):
         depths.append(len(failed.traceback))
     assert len(set(depths)) == 1
     assert setup.adapters.get(order.expected_digest) is None
+
+
+TALKS = """
+import threading
+from motet_runner.sources import fetch_process as child
+def talk():
+    while True:
+        child.send(bytes=1)
+for _ in range(3):
+    threading.Thread(target=talk, daemon=True).start()
+child.end(0, {"done": True})
+"""
+
+
+def test_no_thread_of_a_fetch_process_says_anything_after_its_last_line():
+    for _ in range(5):
+        ran = subprocess.run([sys.executable, "-c", TALKS], capture_output=True, check=True)
+        assert ran.stdout.splitlines()[-1] == b'{"done":true}'

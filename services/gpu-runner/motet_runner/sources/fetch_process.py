@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import orjson
@@ -50,7 +50,23 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 
 
+_speaking = threading.Lock()
+"""Held by who writes a line, and for good by who writes the last one"""
+
+
 def send(**words: Any) -> None:
+    with _speaking:
+        _write(words)
+
+
+def end(status: int, words: dict[str, Any]) -> NoReturn:
+    """Waits for no download that goes on. No thread says anything after this."""
+    _speaking.acquire()
+    _write(words)
+    os._exit(status)
+
+
+def _write(words: dict[str, Any]) -> None:
     # One write, so that the lines of two threads never mix.
     os.write(1, orjson.dumps(words) + b"\n")
 
@@ -194,8 +210,7 @@ class TransferWatch(threading.Thread):
             time.sleep(poll_seconds)
 
     def _end(self, failure: AdapterFetchFailed) -> None:
-        send_failure(failure, NO_CREDENTIALS)
-        os._exit(1)
+        end(1, failed(failure, NO_CREDENTIALS))
 
 
 def _size_of(folder: Path) -> int:
@@ -214,12 +229,12 @@ def _hosts(url: str) -> list[str]:
     return [host] if host else []
 
 
-def send_failure(failure: AdapterFetchFailed, secret: SourceCredentials) -> None:
-    send(
-        failure=secret.scrub(failure.message)[:1024],
-        reason=failure.reason,
-        retry_after=failure.retry_after,
-    )
+def failed(failure: AdapterFetchFailed, secret: SourceCredentials) -> dict[str, Any]:
+    return {
+        "failure": secret.scrub(failure.message)[:1024],
+        "reason": failure.reason,
+        "retry_after": failure.retry_after,
+    }
 
 
 def _failure_of(error: Exception, order: FetchOrder) -> AdapterFetchFailed:
@@ -254,11 +269,8 @@ def main() -> None:
         )
         fetch(order, source, secret)
     except Exception as error:
-        send_failure(_failure_of(error, order), secret)
-    else:
-        send(bytes=_size_of(Path(order.into)), done=True)
-    sys.stdout.flush()
-    os._exit(0)  # do not wait for other downloads after one has failed
+        end(0, failed(_failure_of(error, order), secret))
+    end(0, {"bytes": _size_of(Path(order.into)), "done": True})
 
 
 if __name__ == "__main__":
