@@ -1,4 +1,4 @@
-"""Which adapters are on the device, which one loads, and which are evicted (PU-07).
+"""Which adapters are on the device, which load, and which are evicted (PU-07).
 
 An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
 when all of it has arrived. All sequences that wait for an adapter share its load. A load takes at least two iterations,
@@ -32,8 +32,8 @@ from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, P
 MAX_LOADS = 4
 """How many adapters load at a time"""
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
-"""How many bytes the files of all adapters that load have, if there is more than one. They take as much of the host's
-memory, and more would only wait for each other's copies."""
+"""How many bytes the files of all adapters that load have, if there is more than one: more would only wait for each
+other's copies. In memory an adapter may take several times as many, where it adapts few linears of its kind."""
 
 
 @dataclass(slots=True, eq=False)

@@ -215,7 +215,8 @@ class AdapterSpec:
 MAX_KERNELS = 8
 """The number of kernels that a certificate names"""
 
-AGREE, DIFFER = AGREEMENTS = ("Agree", "Differ")
+DIFFER = "Differ"
+AGREEMENTS = ("Agree", DIFFER)
 """What a certificate says of recorded answers"""
 
 
