@@ -177,13 +177,27 @@ class LocalStack:
         files = [str(path) for folder in folders for path in Path(folder).glob("*.sock")]
         return [path for path in listening if any(path.startswith(folder) for folder in folders)] + files
 
-    @staticmethod
-    def until(condition: Callable[[], object], seconds: float = 120) -> None:
-        began = time.monotonic()
-        while not condition():
-            waited = time.monotonic() - began
-            assert waited < seconds, "the condition did not become true in time"
-            time.sleep(min(0.5, max(0.05, waited / 20)))
+    def until(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        until(condition, seconds, self._in_short)
+
+    def _in_short(self) -> str:
+        """The status in one line: more is not seen of a test that fails in a summary."""
+        status = self.status()
+        told = [
+            f"{what} {one['name']}" + ("" if one["ready"] else " not ready")
+            for what, of_it in (("process", "services"), ("pool", "pools"), ("adapter", "adapters"))
+            for one in status.get(of_it, ())
+        ]
+        return ", ".join(told)
+
+
+def until(condition: Callable[[], object], seconds: float = 120, seen: Callable[[], str] = str) -> None:
+    """`seen`: what else the message of a wait in vain says."""
+    began = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - began
+        assert waited < seconds, f"the condition did not become true in {seconds:g} s. {seen()}"
+        time.sleep(min(0.5, max(0.05, waited / 20)))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.linux import boot_id, environment_of, identity_of
 from motet_operator.local.manifest_folder import ManifestFolder
 from motet_operator.local.state_directory import StateDirectory
-from testbed.local_stack import LocalStack, copy_of_bundled
+from testbed.local_stack import copy_of_bundled, until
 
 DIGEST = "sha256:" + "a" * 64
 BASE_DIGEST = "sha256:" + "b" * 64
@@ -52,7 +52,7 @@ def standing_stack(
         ["sleep", "600"], env={"MOTET_OPERATOR_MANIFESTS": str(folder / watched)} | dict(env or {})
     )
     try:
-        LocalStack.until(lambda: environment_of(process.pid))
+        until(lambda: environment_of(process.pid))
         identity = identity_of(process.pid)
         assert identity is not None
         ProcessRecords(layout.operator_records).write(

@@ -277,7 +277,7 @@ def test_other_commands_need_not_wait_until_the_stack_has_noticed_a_removal(
     stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), Ready=SERVES))
     removal = threading.Thread(target=rm, args=(stack,), kwargs={"wait_seconds": 60.0})
     removal.start()
-    local_stack.LocalStack.until(lambda: not (stack.manifests / "default.desk.pushed.yaml").exists())
+    local_stack.until(lambda: not (stack.manifests / "default.desk.pushed.yaml").exists())
     assert push(stack, STORYTELLER) == 0
     removal.join(timeout=60)
     assert not removal.is_alive()
