@@ -44,7 +44,8 @@ class StartupWatch:
     """The fingerprint of the new operator. Another one that still runs does not count. Empty: any operator counts."""
 
     earlier: Mapping[str, ProcessRecord] = field(default_factory=dict)
-    """The records before this start. A failure that was there already says nothing about it."""
+    """The records before this start, and as long as an operator from before it works. Their failures say nothing about
+    it."""
 
     clock: Clock = monotonic
     records: dict[str, ProcessRecord] = field(default_factory=dict)
@@ -56,6 +57,9 @@ class StartupWatch:
         self.status = read_status(self.layout)
         if not self._counts(self.records.get("operator")):
             self.status = {}  # an earlier operator has written it
+            if self.earlier:
+                ours = {name: record for name, record in self.earlier.items() if record.kind == "operator"}
+                self.earlier = {name: one for name, one in self.records.items() if one.kind != "operator"} | ours
         for record in self.records.values():
             if record == self.earlier.get(record.name):
                 continue

@@ -1,5 +1,6 @@
 """What a `motet up` says of processes that an earlier one has left."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,17 @@ def test_a_failure_of_before_the_start_is_none_of_the_start(failures: int, exit_
     )  # fmt: skip
     records = ProcessRecords(layout.service_records)
     records.write(failing)
-    watch = StartupWatch(layout, earlier=read_records(layout))
+    watch = StartupWatch(layout, fingerprint="of the new operator", earlier=read_records(layout))
     assert watch.look() is None
-    records.write(replace(failing, failures=failures + 1, restarts=1))
+    records.write(failing := replace(failing, failures=failures + 1, restarts=1))
+    assert watch.look() is None, "the operator from before is still there"
+
+    operator = ProcessRecord(
+        name="operator", kind="operator", pid=own.pid, start_ticks=own.start_ticks, boot=boot_id(),
+        fingerprint="of the new operator", log="",
+    )  # fmt: skip
+    ProcessRecords(layout.operator_records).write(operator)
+    layout.status.write_text(json.dumps({"operator": own.pid, "services": []}))
+    assert watch.look() is None
+    records.write(replace(failing, failures=failures + 2, restarts=2))
     assert isinstance(watch.look(), StartupFailed)
