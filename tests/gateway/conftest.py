@@ -22,7 +22,7 @@ from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from testbed.fake_services import FakeServices, fake_services
-from tests.common.waiting import PATIENCE_S
+from tests.common.waiting import PATIENCE_S, until
 from tests.support.surroundings import REAL
 
 
@@ -62,9 +62,7 @@ class Served:
 
 
 async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)
+    await until(holds, seconds)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Fakes for the other ends of a runner's streams. They record what arrives and send what a test wants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,17 +19,7 @@ from motet.api.v1 import (
 from motet.domain import PAGE_TOKENS, pages_for
 from motet.rpc import Outbox, run_stream
 from motet.transport.over_grpc import GrpcServerStream, open_channel, serving
-from tests.common.waiting import PATIENCE_S
-
-PATIENCE = PATIENCE_S
-
-
-async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE, every: float = 0.002) -> Any:
-    """Wait until `condition` gives something, and return it."""
-    async with asyncio.timeout(seconds):
-        while not (value := condition()):
-            await asyncio.sleep(every)
-    return value
+from tests.common.waiting import until
 
 
 class Peer:
@@ -168,12 +158,18 @@ class CheckingGateway:
         await self.send(cancel=runner_pb2.CancelGeneration(request=request, epoch=epoch))
 
     async def finished(self, request: str, epoch: int = 1) -> runner_pb2.SequenceStep:
-        return await until(lambda: self.finish.get((request, epoch)))
+        key = request, epoch
+        await until(lambda: key in self.finish or self.error)
+        assert key in self.finish, f"the stream broke: {self.error}"
+        return self.finish[key]
 
     async def refusal(self, request: str, epoch: int = 1) -> runner_pb2.SubmitDeclined:
-        return await until(
-            lambda: next((one for one in self.declined if (one.request, one.epoch) == (request, epoch)), None)
-        )
+        def found() -> list[runner_pb2.SubmitDeclined]:
+            return [one for one in self.declined if (one.request, one.epoch) == (request, epoch)]
+
+        await until(lambda: found() or self.error)
+        assert found(), f"the stream broke: {self.error}"
+        return found()[0]
 
     def progress(self, request: str) -> list[int]:
         return [one.state for step in self.steps for one in step.progress if one.request == request]
@@ -214,18 +210,32 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 <<
 async def gateway_to(
     address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
 ) -> AsyncIterator[CheckingGateway]:
-    """A gateway's stream. A `deaf` one does not read by itself."""
+    """A gateway's stream. A `deaf` one does not read by itself. If a message breaks a rule, the test fails at once."""
+    test, in_use = asyncio.current_task(), True
+    assert test is not None
+
+    def fail_now(read: asyncio.Task[None]) -> None:
+        if in_use and not read.cancelled() and read.exception() is not None:
+            test.cancel()
+
     async with grpc.aio.insecure_channel(address, SMALL_WINDOW) if deaf else open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         gateway = CheckingGateway(call)
         reader = asyncio.create_task(asyncio.sleep(3600) if deaf else gateway.read())
+        reader.add_done_callback(fail_now)
         try:
             if hello:
                 await gateway.send(hello=runner_pb2.GenerateHello(gateway=name))
             yield gateway
             if reader.done():
                 reader.result()
+        except asyncio.CancelledError:
+            if reader.done() and not reader.cancelled():
+                test.uncancel()
+                reader.result()
+            raise
         finally:
+            in_use = False
             call.cancel()
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)

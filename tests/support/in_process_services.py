@@ -29,7 +29,7 @@ from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
-from tests.common.waiting import PATIENCE_S
+from tests.common.waiting import until
 from tests.support.surroundings import REAL
 
 SCALE = 0.05
@@ -37,17 +37,6 @@ SCALE = 0.05
 NEVER_LOST = {"unsubmitted_seconds": 1000, "unlisted_seconds": 1000}
 """Seconds (× 0.05) until a placement that no report lists counts as lost. All parts are in this process: on a busy
 machine they are late, but nothing is lost."""
-
-
-async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S, why: str = "") -> Any:
-    """Wait until `condition` gives something, and return it."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not (value := condition()):
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"never came true: {why or condition}") from None
-    return value
 
 
 class RestartableService:

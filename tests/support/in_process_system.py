@@ -9,9 +9,10 @@ from motet.domain import InstanceName
 from motet.runner_info import read_runner_requests
 from motet_runner.interface import Engine
 from motet_simulator.fake_engine import FakeEngine
+from tests.common.waiting import until
 from tests.support.fake_gateway import FakeGateway, fake_gateway
 from tests.support.in_process_runner import InProcessRunner, in_process_runner
-from tests.support.in_process_services import FakeOperator, InProcessServices, control_plane, fake_operator, until
+from tests.support.in_process_services import FakeOperator, InProcessServices, control_plane, fake_operator
 
 
 class InProcessSystem:

@@ -18,8 +18,7 @@ from motet_gateway.generation import EndReason
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.metrics import Metrics
-from tests.common.waiting import PATIENCE_S
-from tests.support.in_process_services import until
+from tests.common.waiting import PATIENCE_S, until
 from tests.support.in_process_system import InProcessSystem
 
 SEED = 7
