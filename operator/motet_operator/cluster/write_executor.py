@@ -11,7 +11,7 @@ from motet_operator.cluster.api import Api, ApiRefused, NotLeading
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.obstacles import Obstacle, ObstacleLog, name_taken, permission, refusal
 from motet_operator.cluster.work_queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
-from motet_operator.cluster.writes import NameTaken, Write, WriteKey
+from motet_operator.cluster.writes import NameTaken, OwnerGone, Write, WriteKey
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
@@ -105,6 +105,8 @@ class WriteExecutor:
                 log.info("write_refused", write=str(key), status=error.status, error=error.message[:300])
             if outcome in ("conflict", "refused") and self._queue.failures(key) >= MAX_IMMEDIATE_RETRIES:
                 self._block(key, write, refusal(error))
+        except OwnerGone:
+            outcome = "gone"
         except NotLeading:
             outcome = "unsure"
         except NameTaken as error:

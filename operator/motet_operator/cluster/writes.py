@@ -6,7 +6,17 @@ from typing import Protocol
 
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, ObjectKey
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, POOL_LABEL, Kind, Object, key_of, uid_of, version_of
+from motet_operator.cluster.kinds import (
+    DEPLOYMENTS,
+    PODS,
+    POOL_LABEL,
+    POOLS,
+    Kind,
+    Object,
+    key_of,
+    uid_of,
+    version_of,
+)
 from motet_operator.cluster.object_parser import REVISION_LABEL, annotations_of, has_finished
 from motet_operator.reconcile import Event
 
@@ -18,6 +28,10 @@ DRAIN_MANAGER = "motet-drainer"
 
 class NameTaken(Exception):
     """An object that the operator did not create has the name that the operator needs."""
+
+
+class OwnerGone(Exception):
+    """The pool that would own the object has been deleted, and the watch has not reported that yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,7 @@ class Write(Protocol):
         """Checked again just before the write: the change may already be there."""
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
-        """Raises ApiError or NameTaken."""
+        """Raises ApiError, NameTaken or OwnerGone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,7 @@ class OwnedObjectWrite:
             stored, _ = await api.list(self.kind, key[0], fields=f"metadata.name={key[1]}", fresh=True)
             found = next(iter(stored), None)
         if found is None:
+            await self._check_owner(api)
             document = document | {"spec": document["spec"] | self.initial_fields}
         elif not made_by_us(found):
             raise NameTaken(f"{self.kind.name} {key[1]}")
@@ -115,6 +130,15 @@ class OwnedObjectWrite:
         answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
         cache.normalized.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(self.kind, answer)
+
+    async def _check_owner(self, api: Api) -> None:
+        """The end of an object may be known before the deletion of its pool, which caused it: they come over different
+        watches. Made again, it would run pods until Kubernetes deletes it again."""
+        namespace = self.document["metadata"]["namespace"]
+        for owner in self.document["metadata"].get("ownerReferences", ()):
+            stored, _ = await api.list(POOLS, namespace, fields=f"metadata.name={owner['name']}", fresh=True)
+            if not any(uid_of(it) == owner["uid"] and "deletionTimestamp" not in it["metadata"] for it in stored):
+                raise OwnerGone(owner["name"])
 
 
 @dataclass(frozen=True, slots=True)

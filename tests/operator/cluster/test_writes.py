@@ -1,17 +1,19 @@
 """What is written against what the API server answers: with more than was asked for, and at times with less."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, POOLS, Kind, Object
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
     NameTaken,
     OwnedObjectWrite,
+    OwnerGone,
     PodAnnotationWrite,
     PodDeletion,
 )
@@ -121,6 +123,41 @@ async def test_an_object_created_meanwhile_is_not_overwritten_by_force() -> None
     with pytest.raises(ApiRefused):
         await OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 3}).carry_out(Empty(), Cache())  # type: ignore[arg-type]
     assert asked == [(False, 3)]
+
+
+@pytest.mark.parametrize(
+    ("pools", "made"),
+    [
+        ([{"uid": "mine"}], True),
+        ([], False),
+        ([{"uid": "of another life"}], False),
+        ([{"uid": "mine", "deletionTimestamp": "2026-01-01T00:00:00Z"}], False),
+    ],
+    ids=["exists", "gone", "made again", "being deleted"],
+)
+async def test_nothing_is_made_for_a_pool_that_is_gone(pools: list[Object], made: bool) -> None:
+    """Its Deployment has ended with it, and the watch of Deployments was faster than that of pools."""
+    asked: list[Kind] = []
+
+    class Stored:
+        applied = False
+
+        async def list(self, kind: Kind, namespace: str, *, fields: str, fresh: bool) -> tuple[list[Object], int]:
+            asked.append(kind)
+            assert fresh
+            assert (namespace, fields) == ("pools", "metadata.name=demo" if kind is POOLS else "metadata.name=demo-1")
+            return [{"metadata": metadata} for metadata in pools] if kind is POOLS else [], 1
+
+        async def apply(self, kind: Kind, document: Object, **_: Any) -> Object:
+            self.applied = True
+            return document | {"metadata": document["metadata"] | {"uid": "u", "resourceVersion": "1"}}
+
+    server, owner = Stored(), {"name": "demo", "uid": "mine"}
+    owned = WANTED | {"metadata": WANTED["metadata"] | {"ownerReferences": [owner]}}
+    with nullcontext() if made else pytest.raises(OwnerGone, match="demo"):
+        await OwnedObjectWrite(DEPLOYMENTS, owned).carry_out(server, Cache())  # type: ignore[arg-type]
+    assert server.applied == made
+    assert asked == [DEPLOYMENTS, POOLS], "in the other order, the pool may go in between"
 
 
 def test_a_deployment_that_is_being_deleted_is_not_written() -> None:
