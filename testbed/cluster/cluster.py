@@ -23,6 +23,7 @@ from testbed.cluster.certificates import ClusterAuthority
 from testbed.cluster.kubectl_get import read
 from testbed.cluster.network import API_PORT, CONTROL_PLANE, Network
 from testbed.cluster.programs import Program
+from testbed.last_seen import last_seen, shortened
 from tools.kube.binaries import find
 
 T = TypeVar("T")
@@ -151,16 +152,18 @@ class Cluster:
         counts as false."""
         began = time.monotonic()
         while True:
-            said: object = None
+            said = ""
             try:
                 with self.inside():
                     if answer := ask():
                         return answer
-                said = answer
             except (CommandRefused, LookupError, AssertionError, OSError) as error:
-                said = error
+                said = shortened(f"{type(error).__name__}: {error}")
             waited = time.monotonic() - began
-            assert waited < within_s, f"{what or 'the condition'}: not within {within_s} s; last: {said}"
+            if waited >= within_s:
+                with self.inside():
+                    said = said or last_seen(ask)
+                raise AssertionError(f"{what or 'the condition'}: not within {within_s} s; last: {said}")
             time.sleep(min(0.5, max(0.05, waited / 20)))
 
     def let_namespaces_go(self) -> None:

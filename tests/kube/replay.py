@@ -73,6 +73,9 @@ class Outcome:
     made: Counter[str]
     """The objects that were created for runners, by kind."""
 
+    makers: list[str]
+    """What each of these is, and who created it."""
+
     told: Object
     """The pools and adapters that the scheduler knows."""
 
@@ -205,13 +208,21 @@ def _known_to(scheduler: SchedulerProgram) -> Object:
 def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Object) -> Outcome:
     news = world.history()[before:]
     ours = [entry for entry in news if entry["user"]["username"] == home.user]
-    created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]
-    made = Counter(
-        about["resource"]
-        for about in created
-        if about["resource"] in ("deployments", "pods") and not about.get("subresource")
-    )
-    return Outcome(world.state(), Counter(map(_what, ours)), made, told, len(news))
+    created = [
+        entry
+        for entry in news
+        if entry["responseStatus"]["code"] == 201
+        and entry["objectRef"]["resource"] in ("deployments", "pods")
+        and not entry["objectRef"].get("subresource")
+    ]
+    made = Counter(entry["objectRef"]["resource"] for entry in created)
+    return Outcome(world.state(), Counter(map(_what, ours)), made, [*map(_made_by, created)], told, len(news))
+
+
+def _made_by(entry: Object) -> str:
+    """A name that the API server generates is not in what was asked for."""
+    about, at = entry["objectRef"], entry["requestReceivedTimestamp"][11:23]
+    return f"{about['resource']}/{about.get('name', '')} by {entry['user']['username'].rpartition(':')[2]} at {at}"
 
 
 def _what(entry: Object) -> str:

@@ -14,9 +14,10 @@ import pytest
 
 from testbed.cluster.cluster import Cluster
 from testbed.cluster.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
+from testbed.last_seen import MAX_SEEN, shortened
 from tests.kube.proxy import proxy
 from tests.kube.replay import Scenario, killed, reason, undisturbed
-from tests.kube.site_state import SiteState
+from tests.kube.site_state import Object, SiteState
 
 pytestmark = pytest.mark.kube
 
@@ -342,6 +343,21 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
     ]
 
 
+def unequal(found: Object, expected: Object) -> str:
+    """The parts of it that differ, for the one line that a build server shows."""
+    parts = [part for part in expected if found.get(part) != expected[part]]
+    each = MAX_SEEN // (2 * len(parts) or 1)
+    return "; ".join(
+        f"{part}: {shortened(str(only_in(found[part], expected[part])), each)}, and undisturbed "
+        f"{shortened(str(only_in(expected[part], found[part])), each)}"
+        for part in parts
+    )
+
+
+def only_in(these: list[Object], those: list[Object]) -> list[Object]:
+    return [one for one in these if one not in those]
+
+
 @pytest.mark.parametrize(
     ("pools", "adapters", "runners", "crashes"),
     [
@@ -369,9 +385,11 @@ def test_row_1_an_operator_that_dies_after_every_write_reaches_the_same_result( 
         for flow, alone, outcome in zip(doing, expected, outcomes, strict=True):
             with capsys.disabled():
                 print(f"\n  {flow.name}: {outcome} (undisturbed: {alone.writes.total()})", end="")
-            assert outcome.state == alone.state, f"{flow.name}: the state"
-            assert outcome.made == alone.made, f"{flow.name}: what was created"
-            assert outcome.told == alone.told, f"{flow.name}: what the scheduler knows"
+            assert outcome.state == alone.state, f"{flow.name}: the state, {unequal(outcome.state, alone.state)}"
+            makers = shortened(f"{outcome.makers}, and undisturbed {alone.makers}")
+            assert outcome.made == alone.made, f"{flow.name}: what was created: {makers}"
+            known = unequal(outcome.told, alone.told)
+            assert outcome.told == alone.told, f"{flow.name}: what the scheduler knows, {known}"
             assert outcome.writes.total() == outcome.lives, f"{flow.name}: writes and deaths, {outcome.writes}"
             lives += outcome.lives
     assert lives >= crashes

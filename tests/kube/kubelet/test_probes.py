@@ -40,6 +40,11 @@ def file_exists(name: str, **more: int) -> dict[str, Any]:
     return {"exec": {"command": ["test", "-e", f"/tmp/{name}"]}, "periodSeconds": 1, **more}
 
 
+def execute(node: ClusterNode, pods: Pods, name: str, *command: str) -> None:
+    code, said = node.execute(pods.path(name), *command)
+    assert code == 0, said
+
+
 def wait_refused(pods: Pods, name: str) -> None:
     """Wait until a readiness probe has failed."""
     pods.cluster.wait_for(lambda: "Readiness probe failed" in str(pods.events(name)), "a failure of the probe")
@@ -57,21 +62,26 @@ def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_lo
     wait_refused(pods, name)
     assert pods.condition(name, "Ready")["status"] == "False"
     pods.cluster.wait_for(lambda: pods.container(name)["started"], "its start")
-    node.execute(pods.path(name), "touch", "/tmp/ready")
+    execute(node, pods, name, "touch", "/tmp/ready")
     pods.wait_ready(name)
-    node.execute(pods.path(name), "rm", "/tmp/ready")
+    execute(node, pods, name, "rm", "/tmp/ready")
     pods.wait_condition(name, "Ready", "False")
     assert restarts(pods, name) == 0  # it is not restarted
-    assert "Unhealthy" in {event["reason"] for event in pods.events(name)}
+    pods.cluster.wait_for(lambda: "Unhealthy" in [event["reason"] for event in pods.events(name)], "its event")
 
 
 def test_a_container_that_is_no_longer_alive_is_started_again(pods: Pods, node: ClusterNode) -> None:
-    name = pods.run(shell(f"touch /tmp/alive; {IDLE}", livenessProbe=file_exists("alive", failureThreshold=2)))
+    container = shell(
+        f"touch /tmp/alive; {IDLE}",
+        startupProbe=file_exists("alive", failureThreshold=100),  # it is ready once the file exists
+        livenessProbe=file_exists("alive", failureThreshold=2, timeoutSeconds=20),
+    )
+    name = pods.run(container)
     pods.wait_ready(name)
-    node.execute(pods.path(name), "rm", "/tmp/alive")
+    execute(node, pods, name, "rm", "/tmp/alive")
     pods.cluster.wait_for(lambda: restarts(pods, name) == 1, "a restart")
     assert pods.container(name)["lastState"]["terminated"]["exitCode"] == 0  # it ended after SIGTERM
-    assert "failed liveness probe, will be restarted" in str(pods.events(name))
+    pods.cluster.wait_for(lambda: "failed liveness probe, will be restarted" in str(pods.events(name)), "its event")
 
 
 def test_nothing_else_is_asked_before_the_container_has_started(pods: Pods, node: ClusterNode) -> None:
@@ -85,7 +95,7 @@ def test_nothing_else_is_asked_before_the_container_has_started(pods: Pods, node
     pods.wait_phase(name, "Running")
     time.sleep(0.6)
     assert (pods.container(name)["started"], restarts(pods, name)) == (False, 0)
-    node.execute(pods.path(name), "touch", "/tmp/started")
+    execute(node, pods, name, "touch", "/tmp/started")
     pods.wait_ready(name)
     assert pods.container(name)["started"] is True
 
