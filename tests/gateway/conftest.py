@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
+from motet.clock import monotonic
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
@@ -24,6 +25,22 @@ from motet_gateway.settings import Settings
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S, until
 from tests.support.surroundings import REAL
+
+Heard = Callable[[str], Awaitable[None]]
+"""Called with the type of each event of a stream, and before that, with "", once its headers have come."""
+
+
+async def hear_nothing(_: str) -> None:
+    pass
+
+
+class LateClock:
+    """The real one, and `ahead` of it if a test says so."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.ahead
 
 
 @dataclass
@@ -36,6 +53,7 @@ class Served:
     http: httpx2.AsyncClient
     registry: CollectorRegistry
     server: HttpServer
+    clock: LateClock
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
@@ -45,16 +63,33 @@ class Served:
     def anthropic(self) -> AsyncAnthropic:
         return AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
-    async def typed_events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def pass_the_deadline(self) -> None:
+        """What gets no token ends at its next comment. A deadline of less than a second could pass before a stream has
+        begun."""
+        self.clock.ahead += self.gateway.settings.deadline_seconds
+
+    def breaks_at(self, event: str) -> Heard:
+        """The only runner dies at this event, and no other one comes in time."""
+
+        async def heard(what: str) -> None:
+            if what == event:
+                await self.cluster.runners[0].stop()
+                self.pass_the_deadline()
+
+        return heard
+
+    async def typed_events(self, path: str, body: dict[str, Any], heard: Heard = hear_nothing) -> list[dict[str, Any]]:
         """Those of a stream whose events are named by their type."""
         names, events = [], []
         async with self.http.stream("POST", path, json=body | {"stream": True}) as answer:
             assert answer.status_code == 200, await answer.aread()
+            await heard("")
             async for line in answer.aiter_lines():
                 if line.startswith("event: "):
                     names.append(line.removeprefix("event: "))
                 elif line.startswith("data: "):
                     events.append(json.loads(line.removeprefix("data: ")))
+                    await heard(events[-1]["type"])
                 else:
                     assert not line or line.startswith(":")
         assert names == [event["type"] for event in events]
@@ -76,10 +111,9 @@ async def serve(
         predictor_address=cluster.predictor.address,
         supervisor_address="unix:/nowhere",
     )
-    registry = CollectorRegistry()
-    gateway = Gateway(
-        own, process, addresses, Metrics(registry, names=names, clock=REAL.clock), keys=keys, surroundings=REAL
-    )
+    registry, clock = CollectorRegistry(), LateClock()
+    metrics, around = Metrics(registry, names=names, clock=clock), replace(REAL, clock=clock)
+    gateway = Gateway(own, process, addresses, metrics, keys=keys, surroundings=around)
     await gateway.access.begin()
     server = HttpServer(build_app(gateway, registry), own, gateway.metrics, grace=1)
     with listening(own) as bound:
@@ -87,7 +121,7 @@ async def serve(
         running = asyncio.create_task(gateway.run())
         serving_http = asyncio.create_task(server.serve(sockets=[bound]))
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as http:
-            served = Served(url, gateway, cluster, http, registry, server)
+            served = Served(url, gateway, cluster, http, registry, server, clock)
             try:
                 await eventually(lambda: server.started)
                 if ready:

@@ -117,6 +117,7 @@ async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry()
             await asyncio.gather(waiting, return_exceptions=True)
             await eventually(lambda: cluster.scheduler.held[-1] == {})
         async with serve(cluster, ready=False, deadline_seconds=0.1) as served:
+            await eventually(lambda: served.gateway.catalog.known)
             gave_up = await served.http.post("/v1/completions", json=body)
             for answer, code in ((refused, "overloaded"), (gave_up, "no_runner")):
                 assert answer.status_code == 503

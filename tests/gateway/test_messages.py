@@ -15,7 +15,7 @@ from motet_gateway.answers.messages.errors import ERROR_TYPES, messages_error
 from motet_gateway.answers.messages.writer import SIGNATURE
 from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
-from tests.gateway.conftest import Served, eventually, serve
+from tests.gateway.conftest import Heard, Served, eventually, hear_nothing, serve
 from tests.gateway.test_reasoning import reasoning
 
 Json = dict[str, Any]
@@ -42,9 +42,10 @@ def says(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-async def read(served: Served, **body: Any) -> tuple[list[str], list[Json]]:
+async def read(served: Served, heard: Heard = hear_nothing, **body: Any) -> tuple[list[str], list[Json]]:
     """The names of a stream's events, and the events."""
-    events = await served.typed_events("/v1/messages", {"model": "tiny", "max_tokens": 60, "messages": HELLO} | body)
+    asked = {"model": "tiny", "max_tokens": 60, "messages": HELLO} | body
+    events = await served.typed_events("/v1/messages", asked, heard)
     return [event["type"] for event in events], events
 
 
@@ -471,9 +472,9 @@ async def test_errors_of_every_layer_have_anthropics_form(cluster: FakeServices)
 
 
 async def test_a_stream_that_breaks_ends_with_an_error_event(cluster: FakeServices) -> None:
-    cluster.runners[0].dies_after = 5
-    async with serve(cluster, deadline_seconds=2) as served:  # the stream must have begun by then
-        names, events = await read(served, ignore_eos=True)
+    cluster.runners[0].step_seconds = 0.05
+    async with serve(cluster, keep_alive_seconds=0.1) as served:
+        names, events = await read(served, served.breaks_at("content_block_delta"), max_tokens=400, ignore_eos=True)
         assert names[0] == "message_start"
         assert names[-1] == "error"
         assert "message_stop" not in names

@@ -15,7 +15,7 @@ from motet_gateway.answers.responses.body import ResponsesBody
 from motet_gateway.answers.responses.conversation import chat_messages
 from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
-from tests.gateway.conftest import Served, serve
+from tests.gateway.conftest import Heard, Served, hear_nothing, serve
 from tests.gateway.test_reasoning import reasoning
 
 Json = dict[str, Any]
@@ -43,9 +43,9 @@ async def hermes() -> AsyncIterator[Served]:
         yield served
 
 
-async def read(served: Served, **body: Any) -> list[Json]:
+async def read(served: Served, heard: Heard = hear_nothing, **body: Any) -> list[Json]:
     """The events of a stream."""
-    events = await served.typed_events("/v1/responses", {"model": "tiny", "input": FOX} | body)
+    events = await served.typed_events("/v1/responses", {"model": "tiny", "input": FOX} | body, heard)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     return events
 
@@ -409,9 +409,10 @@ def test_what_asks_for_nothing_is_taken() -> None:
 
 
 async def test_a_stream_that_breaks_ends_with_a_failed_response_and_an_error(cluster: FakeServices) -> None:
-    cluster.runners[0].dies_after = 5
-    async with serve(cluster, deadline_seconds=0.3) as served:
-        events = await read(served, ignore_eos=True)
+    cluster.runners[0].step_seconds = 0.05
+    async with serve(cluster, keep_alive_seconds=0.1) as served:
+        heard = served.breaks_at("response.output_text.delta")
+        events = await read(served, heard, max_output_tokens=400, ignore_eos=True)
     assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
     failed, error = events[-2]["response"], events[-1]
     assert failed["status"] == "failed"
@@ -421,8 +422,8 @@ async def test_a_stream_that_breaks_ends_with_a_failed_response_and_an_error(clu
 
 async def test_a_stream_that_breaks_before_its_first_token_ends_with_an_error(cluster: FakeServices) -> None:
     cluster.runners[0].silent = True
-    async with serve(cluster, deadline_seconds=0.5, hold_seconds=0.1) as served:
-        (event,) = await read(served)
+    async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
+        (event,) = await read(served, served.breaks_at(""))
     assert event["type"] == "error"
 
 

@@ -336,14 +336,20 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: FakeServices) 
 
 async def test_a_silent_runner_ends_in_a_clear_error(cluster: FakeServices) -> None:
     cluster.runners[0].silent = True
-    async with serve(cluster, deadline_seconds=0.3, hold_seconds=0.1) as served:
-        stream = await read(served, long_request())
+    async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
+        stream = ReceivedStream()
+        task = asyncio.create_task(read(served, long_request(), stream))
+        await eventually(lambda: stream.comments)
+        served.pass_the_deadline()
+        await task
         assert stream.error is not None
         assert stream.error["code"] == "deadline_exceeded"
         assert stream.done
-        answer = await served.http.post("/v1/completions", json=long_request(stream=False))
-        assert answer.status_code == 504
-        assert len(cluster.runners[0].cancels) == 2
+        asked = asyncio.create_task(served.http.post("/v1/completions", json=long_request(stream=False)))
+        await eventually(lambda: len(cluster.runners[0].submits) == 2)
+        served.pass_the_deadline()
+        assert (await asked).status_code == 504
+        await eventually(lambda: len(cluster.runners[0].cancels) == 2)
 
 
 async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
