@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from motet_gateway.answers.changes import MIN_DUE_SECONDS, Changes
+from tests.common.waiting import PATIENCE_S
 
 
 async def test_a_time_that_comes_while_the_task_is_busy_costs_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,6 @@ async def test_what_was_due_while_the_task_was_busy_is_done_when_it_waits() -> N
     changes.wake()
     await changes.wait(when_due)
     assert done == 0, "something had changed"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await changes.wait(when_due)
     assert done == 1

@@ -16,6 +16,7 @@ from motet_gateway.direct_writes import DirectWriter, WritesOfTurn
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
 from testbed.fake_services import fake_services
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, serve
 from tests.gateway.test_streams import ReceivedStream, expected, long_request, read
 
@@ -149,7 +150,8 @@ def test_a_client_that_leaves_with_requests_behind_its_stream_ends_its_own_alone
             assert [one.text for one in others] == [expected(cluster, TOKENS)] * 2
             assert asyncio.get_running_loop().time() - began < 20
             assert not raised
-            await asyncio.wait_for(leaves, 5)
+            async with asyncio.timeout(PATIENCE_S):
+                await leaves
             assert served.gateway.dispatcher.live == 0
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

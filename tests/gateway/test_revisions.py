@@ -9,6 +9,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.errors import BaseModelReplaced, ModelNotFound
 from testbed.fake_services import BASE_DIGEST, FakeServices, assets_digest, byte_tokenizer, model_assets
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 
 NEW = "sha256:" + "e" * 64
@@ -187,7 +188,8 @@ async def test_a_base_model_that_comes_back_in_one_message_with_the_refusal_is_u
     cluster.scheduler.holds = False
     orders = {"catalog first": [changed, refused], "refusal first": [refused, changed]}
     cluster.scheduler.say(scheduler_pb2.ServeDown(more=[*orders.get(order, [refused]), back]))
-    assert (await asyncio.wait_for(answer, 5)).status_code == 200
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await answer).status_code == 200
     assert [enqueue.base_digest for enqueue in cluster.scheduler.enqueued] == [BASE_DIGEST] * 2
     assert not served.gateway.listeners
 

@@ -26,6 +26,7 @@ from motet_runner.adapters.policy.proof_orders import MAX_AGAIN
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterFailed, AdapterLoaded, ProofEnded
+from tests.common.waiting import until
 from tests.runner_service.test_registry import BASE_DIGEST, RegistrySetup
 from tests.support.adapter_fetches import settle
 from tests.support.in_process_runner import write_adapter
@@ -48,9 +49,7 @@ class Proving(RegistrySetup):
 
     async def asked(self) -> LoadAdapter:
         """The engine's order to prove an adapter, once it comes"""
-        async with asyncio.timeout(3):
-            while not any(isinstance(one, LoadAdapter) for one in self.posted):
-                await asyncio.sleep(0.001)
+        await until(lambda: any(isinstance(one, LoadAdapter) for one in self.posted), every=0.001)
         await settle(self.adapters)
         asked = [one for one in self.posted if isinstance(one, LoadAdapter)][-1]
         assert asked.proof is not None

@@ -13,6 +13,7 @@ from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.recorded_answers import NO_RECORD, Comparison
 from motet_runner.engine_messages import LoadAdapter
+from tests.common.waiting import PATIENCE_S
 from tests.runner_service.test_proofs import Proving
 from tests.support.in_process_runner import write_adapter
 
@@ -70,7 +71,8 @@ async def test_an_adapter_is_certified_once_its_answers_are_compared(setup):
 
 async def test_an_adapter_without_answers_is_certified_by_its_check(setup):
     setup.recorded = False
-    life = await asyncio.wait_for(setup.verified(refuse=True), 3)
+    async with asyncio.timeout(PATIENCE_S):
+        life = await setup.verified(refuse=True)
     assert not life.certificate.warnings
     assert not [one for one in setup.posted if isinstance(one, LoadAdapter)]
 

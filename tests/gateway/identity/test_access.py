@@ -16,7 +16,7 @@ from motet_gateway.identity import access as access_module
 from motet_gateway.identity import bounded_call
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.settings import Settings
-from tests.common.waiting import PATIENCE_S
+from tests.common.waiting import PATIENCE_S, until
 from tests.gateway.identity.memory_keys import MemoryKeySource, id_of
 from tests.gateway.identity.test_sources import no_thread_free
 
@@ -320,14 +320,10 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
     one.keyring.used.add("one")
     await one.note_use()
     reading = asyncio.create_task(one.run())
-    async with asyncio.timeout(5):
-        while not one.keyring.store_is_down:
-            await asyncio.sleep(0.01)
+    await until(lambda: one.keyring.store_is_down)
     monkeypatch.undo()
     key = kept.make("acme")
-    async with asyncio.timeout(5):
-        while one.keyring.store_is_down:
-            await asyncio.sleep(0.01)
+    await until(lambda: not one.keyring.store_is_down)
     assert one.open(key)
     reading.cancel()
     await asyncio.wait({reading})

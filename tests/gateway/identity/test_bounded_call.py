@@ -8,6 +8,7 @@ import pytest
 from motet.errors import StoreUnavailable
 from motet_gateway.identity import bounded_call
 from motet_gateway.identity.bounded_call import BoundedCall
+from tests.common.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def test_a_hanging_call_is_abandoned_after_a_while(asked: BoundedCall) -> 
 
 
 async def test_a_hanging_clean_up_is_abandoned_and_stopped_at_the_next_call(asked: BoundedCall) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(StoreUnavailable, match="no answer"):
             await asked.ask(hang_and_hang_while_it_is_stopped)
         assert await asked.ask(answer) == "an answer"
