@@ -93,6 +93,10 @@ class Watch:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._all_load = threading.Event()
+        # Not in the thread: vLLM changes its variables meanwhile, and they are what a process is started with.
+        self._remover = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", REMOVER, str(SHARED)], stdin=subprocess.PIPE, start_new_session=True
+        )
         threading.Thread(target=self._end_with_workers, name="workers", daemon=True).start()
 
     def loaded(self) -> None:
@@ -111,17 +115,15 @@ class Watch:
 
     def _wait_for_end(self) -> None:
         """Of any of them"""
-        remover = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", REMOVER, str(SHARED)], stdin=subprocess.PIPE, start_new_session=True
-        )
-        assert remover.stdin is not None
+        told = self._remover.stdin
+        assert told is not None
         known: set[str] = set()
         while True:
             last = self._all_load.wait(LOADING_SECONDS)
             workers = multiprocessing.active_children()
             found = shared_by([os.getpid(), *(one.pid for one in workers if one.pid is not None)]) - known
-            remover.stdin.write("".join(f"{name}\n" for name in found).encode())
-            remover.stdin.flush()
+            told.write("".join(f"{name}\n" for name in found).encode())
+            told.flush()
             known |= found
             if last:
                 break
