@@ -66,7 +66,7 @@ class _Arrangement(NamedTuple):
 
     run: PageRun
     starts: Mapping[_Owner, int]
-    """Owner → where its run begins, for the others that stay"""
+    """Owner → where its run begins, for the others whose run is moved"""
     dropped: Sequence[int]
     moves: Mapping[int, int]
     """Old page → new page, of KV and of adapters"""
@@ -200,6 +200,8 @@ class DeviceBudget:
         dropped = self.pages.first_cached(max(0, count - free)) if evict else []
         if free + len(dropped) < count:
             return None
+        if not dropped and kv is None and (start := self._empty_place(count, evicted)) is not None:
+            return _Arrangement(PageRun(start, count), {}, dropped, {})  # mostly: what follows would find the same
         runs = dict[_Owner, PageRun](self._runs.items())
         runs |= {pages[0]: PageRun(pages[0], len(pages)) for pages in self._kv_runs() if pages is not kv}
         held = self.pages.in_use()
@@ -216,7 +218,16 @@ class DeviceBudget:
         if start is None:
             return None
         run = PageRun(start, count)
-        return _Arrangement(run, starts, dropped, _moves(run, runs, starts, held, kv or ()))
+        moves = _moves(run, runs, starts, held, kv or ())
+        moved = {owner: start for owner, start in starts.items() if start != runs[owner].start}
+        return _Arrangement(run, moved, dropped, moves)
+
+    def _empty_place(self, count: int, evicted: Collection[Digest]) -> int | None:
+        """The highest place where `count` pages are empty, once these adapters have gone"""
+        held = self.pages.in_use()
+        _mark(held, (self._runs[adapter] for adapter in evicted), marked=False)
+        place = held.tobytes().rfind(bytes(count))  # zeros
+        return None if place < 0 else place
 
     @staticmethod
     def _place(
@@ -248,8 +259,8 @@ class DeviceBudget:
         kv: Sequence[int] = (),
     ) -> Grant:
         run, starts, dropped, moves = arrangement
-        moved = [(one, each) for one, each in self._runs.items() if starts.get(one) != each.start]
-        vacated = {page for _, each in moved for page in each.pages}
+        moved = [(one, each) for one, each in self._runs.items() if one in starts]
+        vacated = {page for each in (*(self._runs[one] for one in evicted), *dict(moved).values()) for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.pages.give_last(self._runs.pop(one).pages)
@@ -258,14 +269,12 @@ class DeviceBudget:
         self.pages.relocate(moves)
         self.pages.take_these(run.pages[len(kv) :])
         for one, each in moved:
-            if one in starts:
-                self._runs[one] = PageRun(starts[one], each.length)
+            self._runs[one] = PageRun(starts[one], each.length)
         if adapter is not None:
             self._runs[adapter] = run
+            targets |= {*run.pages}
         # These may become KV, so they are wiped, unless KV or an adapter was moved there.
-        of_adapters = np.zeros(self.pages.capacity, dtype=np.bool_)
-        _mark(of_adapters, self._runs.values())
-        wiped = tuple(page for page in sorted((vacated | scratch) - targets) if not of_adapters[page])
+        wiped = tuple(sorted((vacated | scratch) - targets))
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
         of_kv = {old: new for old, new in moves.items() if old not in vacated}
         return Grant(run, evicted, of_kv, tuple(effects))
