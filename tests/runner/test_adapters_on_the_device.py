@@ -75,7 +75,7 @@ def test_waiting_sequences_share_one_load(llama: Path, adapters: list[Path]) -> 
 
 
 def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 4096)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, adapters[0])
@@ -89,7 +89,7 @@ def test_sequences_continue_while_an_adapter_loads_in_slices(llama: Path, adapte
 
 def test_what_an_adapter_does_not_change_is_copied_in_slices_too(llama: Path, tmp_path: Path, monkeypatch) -> None:
     """It is zeros, and nothing of it is read."""
-    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 4096)
     small = save_adapter(llama, "llama", RandomAdapter(8, 8, targets=("q_proj",)), tmp_path / "small", seed=9)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
@@ -265,7 +265,7 @@ def test_a_slow_disk_is_progress_and_one_that_does_not_answer_is_none(
 
 def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """Its thread and the engine's share a processor."""
-    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 1)
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 1)
     monkeypatch.setattr("motet_runner.adapters.host_load.PACE_SECONDS", 60.0)
     reads = []
     read = WeightReader.read

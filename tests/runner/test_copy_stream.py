@@ -1,9 +1,10 @@
 """Adapters are copied to a device beside its computation, and are there only when their copies have ended (PU-07)."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from motet.domain import Digest
 from motet_runner.engine import Engine
 from motet_runner.execute.adapters.adapter_uploads import HURRY_SECONDS, AdapterLoads, LoadResults
+from motet_runner.execute.adapters.load_pace import SHARE
 from motet_runner.memory.copy_stream import CopyStream, OwnStream
 from motet_runner.plan import AdapterLoad
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
@@ -54,10 +56,11 @@ def run_alone(llama: Path, adapter: Path) -> list[int]:
 
 
 def read_host(waits: list[float] | None = None) -> SimpleNamespace:
-    """An adapter of 64 bytes, all of which are in host memory"""
+    """An adapter of 64 bytes, all of which are in host memory. `waits`: for how long its end was waited for"""
     return SimpleNamespace(
         allow=lambda _: None,
         ended=lambda wait=0.0: waits is None or waits.append(wait) is None,
+        cpu_seconds=0.0,
         give_up=lambda: None,
         run=torch.ones(64, dtype=torch.uint8),
         read_bytes=64,
@@ -70,9 +73,11 @@ def read_host(waits: list[float] | None = None) -> SimpleNamespace:
     )
 
 
-def loads_of(stream: CopyStream) -> AdapterLoads:
+def loads_of(stream: CopyStream, waits: list[float] | None = None) -> AdapterLoads:
+    """`waits`: each of them takes its time."""
     layout = SimpleNamespace(bytes=64)
-    return AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream=stream)
+    clock = partial(sum, [] if waits is None else waits)
+    return AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, clock, stream=stream)
 
 
 def begun(stream: LateCopies) -> AdapterLoads:
@@ -93,7 +98,7 @@ def begin_three(loads: AdapterLoads, hosts: list[SimpleNamespace], *, hurry: boo
 
 
 def test_loads_share_what_one_iteration_copies_and_the_plan_says_which_comes_first(monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 96)
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 96)
     loads = loads_of(CopyStream())
     begun = begin_three(loads, [read_host() for _ in range(3)], hurry=False)
     assert [one.number for one in begun.arrived] == [3]
@@ -103,7 +108,7 @@ def test_loads_share_what_one_iteration_copies_and_the_plan_says_which_comes_fir
 
 
 def test_loads_share_what_one_iteration_reads(monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 96)
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 96)
     allowed: list[tuple[int, float]] = []
     hosts = [read_host() for _ in range(3)]
     for number, host in enumerate(hosts, 1):
@@ -120,8 +125,41 @@ def test_loads_share_what_one_iteration_reads(monkeypatch) -> None:
 def test_in_a_hurry_one_load_is_waited_for_and_all_are_copied() -> None:
     waits: list[float] = []
     hosts = [read_host(waits) for _ in range(3)]
-    assert len(begin_three(loads_of(CopyStream()), hosts, hurry=True).arrived) == 3
+    assert len(begin_three(loads_of(CopyStream(), waits), hosts, hurry=True).arrived) == 3
     assert sum(waits) == HURRY_SECONDS
+
+
+def test_an_iteration_waits_once_for_new_loads_that_it_may_read_whole(monkeypatch) -> None:
+    """One in the page cache arrives with the plan that begins it. A disk takes longer, and nobody waits again."""
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 150)
+    waits: list[list[float]] = [[], [], []]
+    hosts = [read_host(one) for one in waits]
+    for host in hosts:
+        host.read_bytes = 0
+    loads = loads_of(CopyStream())
+    loads.pace.iterated(1.0)
+    begin_three(loads, [*hosts], hurry=False)
+    assert waits == [[SHARE], [0], [SHARE]], "two may be read whole"
+    loads.advance([], {3: 3, 1: 1, 2: 2}, hurry=False)
+    assert waits == [[SHARE, 0], [0, 0], [SHARE, 0]]
+
+
+def test_new_loads_share_what_an_iteration_waits() -> None:
+    waits: list[float] = []
+    hosts = [read_host(waits) for _ in range(3)]
+    loads = loads_of(CopyStream(), waits)
+    loads.pace.iterated(1.0)
+    assert len(begin_three(loads, hosts, hurry=False).arrived) == 3
+    assert (waits[0], sum(waits)) == (SHARE, SHARE)
+
+
+def test_a_load_that_fails_when_a_part_of_it_was_copied_ends(monkeypatch) -> None:
+    host, loads = read_host(), loads_of(CopyStream())
+    host.read_bytes = 32
+    with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
+        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).failed
+    host.ended = Mock(side_effect=OSError("the disk"))
+    assert [one.number for one in loads.advance([], {1: 2}, hurry=False).failed] == [1]
 
 
 def test_it_has_arrived_once_when_its_copies_have_ended() -> None:

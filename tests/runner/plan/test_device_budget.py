@@ -256,7 +256,9 @@ def test_a_place_that_is_empty_is_the_one_that_a_look_at_all_runs_finds(monkeypa
         found = []
         for number in range(300):
             live = {*budget.adapters[-3:]}
-            found.append(budget.grant(Digest(str(number)), drawn.randint(1, 8), live.__contains__, evict=number % 5 > 0))
+            found.append(
+                budget.grant(Digest(str(number)), drawn.randint(1, 8), live.__contains__, evict=number % 5 > 0)
+            )
             place = drawn.randrange(len(held))
             pages.give(held[place])
             held[place] = pages.take(2)

@@ -7,6 +7,7 @@ there is none, or it is damaged, they are made of the checked bytes.
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -75,6 +76,8 @@ class HostLoad:
         """True if all was in the adapter's slab; known at the end"""
         self.lacks_slab = False
         """True if the slab is missing, or was damaged and is removed; known at the end"""
+        self.cpu_seconds = 0.0
+        """Of the reading thread; known at the end"""
         self.memory = memory
         """What the next load may use once this one has ended, and all copies of `run`"""
         self._adapter = adapter
@@ -108,11 +111,13 @@ class HostLoad:
         return ended
 
     def _run(self) -> None:
+        began = time.thread_time()
         try:
             with torch.inference_mode():
                 self._read_all()
         except BaseException as error:  # `ended` raises it on the engine's thread
             self._error = error
+        self.cpu_seconds = time.thread_time() - began
         self._ended.set()
 
     def _read_all(self) -> None:

@@ -260,7 +260,9 @@ class DeviceBudget:
     ) -> Grant:
         run, starts, dropped, moves = arrangement
         moved = [(one, each) for one, each in self._runs.items() if one in starts]
-        vacated = {page for each in (*(self._runs[one] for one in evicted), *dict(moved).values()) for page in each.pages}
+        vacated = {
+            page for each in (*(self._runs[one] for one in evicted), *dict(moved).values()) for page in each.pages
+        }
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.pages.give_last(self._runs.pop(one).pages)

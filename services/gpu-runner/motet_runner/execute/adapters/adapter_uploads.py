@@ -1,8 +1,10 @@
 """Loads adapters into their runs without making sequences wait (PU-07).
 
 A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
-into the pages that the plan gave to the adapter. An adapter that has arrived is proved there, if a plan says so
-(`execute/proof`): also a part with each plan.
+into the pages that the plan gave to the adapter. How much that is, `load_pace.py` says. An adapter that is in the page
+cache mostly arrives with the plan that begins it, because an iteration waits for a new load as long as it may.
+
+An adapter that has arrived is proved there, if a plan says so (`execute/proof`): also a part with each plan.
 """
 
 import math
@@ -21,15 +23,12 @@ from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.slab import remove_damaged
+from motet_runner.execute.adapters.load_pace import LoadPace
 from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed, ProofResult, ProofStep
-
-SLICE_BYTES = 2 * 1024 * 1024
-"""The most bytes of adapters that one iteration reads, and the most that one plan copies, while sequences run: a
-millisecond or two."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Host memory of ended loads that is kept for later ones"""
@@ -55,6 +54,8 @@ class _Loading:
     began: float
     asked: bool = False
     """True if it may read since an earlier iteration."""
+    waits: bool = False
+    """True if this iteration waits for it, as long as it may"""
     seen_bytes: int = 0
     """Of the bytes that have been read"""
     copied_bytes: int = 0
@@ -96,6 +97,7 @@ class AdapterLoads:
     prover: Proves | None = None
     """None: no adapter is to be proved."""
     stream: CopyStream = field(default_factory=CopyStream)
+    pace: LoadPace = field(default_factory=LoadPace)
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
     _kept: list[torch.Tensor] = field(default_factory=list)
@@ -138,11 +140,14 @@ class AdapterLoads:
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
         for number in self._loading.keys() - first_page_of.keys():
             self._give_up(number)
-        share = _Share(math.inf, math.inf, HURRY_SECONDS) if hurry else _Share(SLICE_BYTES, SLICE_BYTES)
-        for number, first_page in first_page_of.items():
-            loading = self._loading.get(number)
-            if loading is None:
-                continue  # it has ended, and the plan was made before that was known
+        pace = self.pace
+        share = _Share(math.inf, math.inf, HURRY_SECONDS) if hurry else _Share(pace.bytes, pace.bytes, pace.seconds)
+        # Some may have ended, and the plan was made before that was known.
+        numbers = [number for number in first_page_of if number in self._loading]
+        current = [(number, first_page_of[number], self._loading[number]) for number in numbers]
+        for _, _, loading in current:
+            self._allow(loading, share, hurry=hurry)
+        for number, first_page, loading in current:
             began = self.clock()
             try:
                 complete = self._has_arrived(loading, first_page, share, hurry=hurry)
@@ -155,6 +160,7 @@ class AdapterLoads:
             if not hurry:
                 loading.pause += self.clock() - began
             if complete:
+                self.pace.loaded(loading.host.layout.bytes, loading.host.cpu_seconds)
                 del self._loading[number]
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
                 self._keep(loading.host.memory)
@@ -256,14 +262,23 @@ class AdapterLoads:
             loading.copied.wait()
         return loading.copied.passed()
 
+    def _allow(self, loading: _Loading, share: "_Share", *, hurry: bool) -> None:
+        """Let it read as much as the share has. It may be waited for if that is all of it: without hurry once only,
+        because a disk that has not answered may take long."""
+        host = loading.host
+        host.allow(share.to_read)
+        left = host.layout.bytes - host.read_bytes
+        loading.waits = hurry or (not loading.asked and left <= share.to_read)
+        if host.read_bytes > loading.seen_bytes or not loading.asked:  # a disk that does not answer takes no share
+            share.to_read -= min(share.to_read, left)
+        loading.asked = True
+
     def _copy_some(self, loading: _Loading, first_page: int, share: "_Share") -> bool:
         """Copy the next part, at most the share. True if nothing is left."""
         host = loading.host
-        host.allow(share.to_read)
-        if host.read_bytes > loading.seen_bytes or not loading.asked:  # a disk that does not answer takes no share
-            share.to_read -= min(share.to_read, host.layout.bytes - host.read_bytes)
-        loading.asked = True
-        host.ended(share.take_wait())
+        began = self.clock()
+        host.ended(share.wait if loading.waits else 0.0)
+        share.wait = max(0.0, share.wait - (self.clock() - began))
         if host.run is None:
             return False
         begin, end = loading.copied_bytes, host.read_bytes
@@ -284,12 +299,8 @@ class _Share:
 
     to_read: float
     to_copy: float
-    wait: float = 0.0
-
-    def take_wait(self) -> float:
-        """Only one load is waited for: the others are read meanwhile."""
-        wait, self.wait = self.wait, 0.0
-        return wait
+    wait: float
+    """Seconds"""
 
 
 def _remove_slab(layout: AdapterLayout) -> None:

@@ -111,6 +111,9 @@ class BaseWorker(ABC):
         assert flight.ended is not None
         flight.ended.wait()
         self._collect(flight)
+        seconds = flight.ended.seconds_since(flight.began)
+        if self.loads is not None and flight.model_calls:
+            self.loads.pace.iterated(seconds)
         return StepResult(
             number=flight.number,
             sampled=flight.sampled,
@@ -118,7 +121,7 @@ class BaseWorker(ABC):
             prompt_logprobs=flight.prompt_logprobs,
             out_of_memory=tuple(flight.out_of_memory),
             late=tuple(flight.late),
-            seconds=flight.ended.seconds_since(flight.began),
+            seconds=seconds,
             arrived=flight.loaded.arrived,
             failed=flight.loaded.failed,
             proved=flight.loaded.proved,
