@@ -263,6 +263,27 @@ def test_a_slow_disk_is_progress_and_one_that_does_not_answer_is_none(
     assert len(run(engine, ran=ran).tokens["tuned"]) == 40
 
 
+@pytest.mark.parametrize(("most", "together"), [(1, 1), (1 << 30, 2)])
+def test_adapters_with_large_runs_load_one_after_the_other(
+    llama: Path, tmp_path: Path, monkeypatch, most: int, together: int
+) -> None:
+    """A run has places for all linears, also if the file has few."""
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 4096)
+    monkeypatch.setattr("motet_runner.engine.MAX_BYTES_BESIDE", most)
+    engine = make_engine(llama)
+    ran = run(engine, ask("base", max_tokens=200), steps=1)
+    for digest in (A, B):
+        folder = tmp_path / digest
+        load(engine, digest, save_adapter(llama, "llama", RandomAdapter(8, 8, targets=("q_proj",)), folder, seed=9))
+        engine.add(ask(digest, adapter=digest))
+    loading = []
+    launch = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda plan: (loading.append(len(plan.loading)), launch(plan)))
+    while on_device(engine) != {A, B}:
+        step_beside_load(engine, ran)
+    assert max(loading) == together
+
+
 def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """Its thread and the engine's share a processor."""
     monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 1)

@@ -11,7 +11,12 @@ import torch
 
 from motet.domain import Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.adapters.adapter_uploads import HURRY_SECONDS, AdapterLoads, LoadResults
+from motet_runner.execute.adapters.adapter_uploads import (
+    HURRY_SECONDS,
+    SILENT_SECONDS,
+    AdapterLoads,
+    LoadResults,
+)
 from motet_runner.execute.adapters.load_pace import SHARE
 from motet_runner.memory.copy_stream import CopyStream, OwnStream
 from motet_runner.plan import AdapterLoad
@@ -160,6 +165,27 @@ def test_a_load_that_fails_when_a_part_of_it_was_copied_ends(monkeypatch) -> Non
         assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).failed
     host.ended = Mock(side_effect=OSError("the disk"))
     assert [one.number for one in loads.advance([], {1: 2}, hurry=False).failed] == [1]
+
+
+def test_a_load_is_silent_once_its_disk_has_not_answered_for_long_though_it_may_read(monkeypatch) -> None:
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 64)
+    passed: list[float] = []
+    hosts = [read_host() for _ in range(3)]
+    for host in hosts:
+        host.read_bytes = 0
+    loads = loads_of(CopyStream(), passed)
+    three = {3: 3, 1: 1, 2: 2}
+    assert not begin_three(loads, [*hosts], hurry=False).silent
+    hosts[0].layout = SimpleNamespace(bytes=200, rank=8)  # it takes all that there is, as long as it reads
+    silent = []
+    for _ in range(3):
+        passed.append(SILENT_SECONDS)
+        hosts[0].read_bytes += 1
+        silent.append(loads.advance([], three, hurry=False).silent)
+    assert silent == [(3,), (), ()], "the second one may read nothing"
+    for silent in ((1,), (2,), ()):
+        passed.append(SILENT_SECONDS)
+        assert loads.advance([], three, hurry=False).silent == silent
 
 
 def test_it_has_arrived_once_when_its_copies_have_ended() -> None:

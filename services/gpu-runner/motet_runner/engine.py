@@ -59,6 +59,7 @@ from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
+from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.row_mask import RowMask
 from motet_runner.sequence_masks import SequenceMasks
@@ -185,6 +186,7 @@ class Engine(PlannedEngine):
             prefix_cache=config.prefix_cache,
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),
+            max_pages_beside=MAX_BYTES_BESIDE // page_bytes,
             cheaper=costs.cheaper_park,
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,

@@ -15,6 +15,7 @@ from motet_runner.interface import (
     StepOutput,
 )
 from motet_runner.plan import Copy, LoadArrived, Planner, StepPlan, StepResult, preset_named
+from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
 from motet_simulator.plan.answer import Answer, token_of_each
@@ -61,6 +62,7 @@ class SimulatedEngine(PlannedEngine):
             protect_after_steps=64,
             max_adapters=size.adapter_slots,
             pages_of_rank=size.adapter_pages,
+            max_pages_beside=MAX_BYTES_BESIDE // size.page_bytes,
             prefix_cache=size.prefix_cache,
             cheaper=self.costs.cheaper_park,
             beside=None if size.decode_slowdown is None else self.costs.prompt_tokens_beside,

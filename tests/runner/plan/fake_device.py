@@ -146,6 +146,10 @@ class FakeDevice:
         self.adapters: dict[str, int] = {}
         """Adapters that have arrived, and their pages."""
         self.loads_fail: set[str] = set()
+        self.hung: set[str] = set()
+        """Adapters whose disks do not answer"""
+        self._silent: set[int] = set()
+        """Loads of which the planner knows this"""
         self.unproved: set[str] = set()
         """Adapters whose proofs fail"""
         self.damaged_slabs: set[str] = set()
@@ -217,6 +221,8 @@ class FakeDevice:
                 join.to_score,
             )
         arrived, failed = self._load_some(plan)
+        silent = {number for number, (load, _) in self.loads.items() if load.digest in self.hung}
+        new, self._silent = silent - self._silent, self._silent | silent
         proved = self._prove_some(plan)
         self._check_adapters(plan)
         self.steps += bool(plan.rows)
@@ -242,6 +248,7 @@ class FakeDevice:
             prompt_logprobs={row: one for row, one in scores.items() if one is not None},
             arrived=tuple(arrived),
             failed=tuple(failed),
+            silent=tuple(new),
             proved=proved,
         )
         self.launched.append((plan, result))
@@ -257,7 +264,7 @@ class FakeDevice:
                 del self.loads[number]
                 continue
             pages = load.layout.rank
-            until = copied if not self.disk_answers else pages if plan.hurry else copied + 1
+            until = copied if not self.disk_answers or load.digest in self.hung else pages if plan.hurry else copied + 1
             for index in range(copied, until):
                 for offset in range(self.page_tokens):
                     self.memory[plan.loading[number] + index, offset] = (load.digest, index)

@@ -14,7 +14,6 @@ from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, ProofEnded, State
 from motet_runner.plan import Planner
 from motet_runner.plan.adapter_proofs import MAX_PLANS_WAITED
-from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 from tests.runner.plan.test_resident_adapters import happened, here, know, state
 
@@ -505,7 +504,7 @@ def test_a_proof_has_its_turn_also_while_another_adapter_loads() -> None:
 
 
 def test_no_sequence_makes_way_for_a_proof_that_is_too_large_to_load_beside_another_adapter() -> None:
-    planner = make_planner(pages=60, max_adapters=2, host_pages=60, max_plans_waited=5)
+    planner = make_planner(pages=60, max_adapters=2, host_pages=60, max_plans_waited=5, max_pages_beside=4)
     device = FakeDevice(planner)
     know(planner, x=2)
     planner.commands.add(new("a", adapter="x", max_tokens=200, promise=14))
@@ -515,7 +514,7 @@ def test_no_sequence_makes_way_for_a_proof_that_is_too_large_to_load_beside_anot
     know(planner, y=2)
     planner.commands.add(new("b", adapter="y"))
     device.step()
-    planner.commands.load_adapter(Z, replace(adapter_layout(2), size=MAX_BYTES_BESIDE + 1), proof=ProofOrder(99))
+    planner.commands.load_adapter(Z, adapter_layout(3), proof=ProofOrder(99))
     for number in range(5):
         with suppress(Declined):
             planner.commands.add(new(f"c{number}", max_tokens=2))

@@ -1,5 +1,7 @@
 """Promises, parking and self-protection: the runner's half of the ledger."""
 
+import math
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -310,6 +312,7 @@ class Runner(RuleBasedStateMachine):
     contiguous = False
     page_tokens = PAGE_TOKENS
     max_adapters, max_loads = 2, 2
+    max_pages_beside = math.inf
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +321,7 @@ class Runner(RuleBasedStateMachine):
             protect_after_steps=2, window=self.window, page_tokens=self.page_tokens,
             max_adapters=self.max_adapters, max_loads=self.max_loads,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
-            max_plans_waited=2,
+            max_plans_waited=2, max_pages_beside=self.max_pages_beside,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
         self.admitted: set[str] = set()
@@ -433,6 +436,10 @@ class Runner(RuleBasedStateMachine):
         self.device.disk_answers = answers
 
     @rule(adapter=st.sampled_from(["", "", *RANKS]))
+    def hang(self, adapter: str) -> None:
+        self.device.hung = {adapter}
+
+    @rule(adapter=st.sampled_from(["", "", *RANKS]))
     def damage(self, adapter: str) -> None:
         self.device.loads_fail = {adapter}
 
@@ -491,6 +498,7 @@ class Runner(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.planner.commands.supervised = False
         self.device.disk_answers, self.device.loads_fail, self.device.unproved = True, set(), set()
+        self.device.hung = set()
         self.device.given_up_proofs = self.device.damaged_slabs = set()
         for adapter, rank in RANKS.items():
             self.planner.commands.load_adapter(Digest(adapter), adapter_layout(rank))
@@ -556,6 +564,7 @@ class RunnerOfThreeLoads(Runner):
 
 class RunnerOfThreeLoadsAndPromises(RunnerOfPromises):
     max_adapters, max_loads = 4, 3
+    max_pages_beside = 4
 
 
 class RunnerOfPagesOf32(Runner):

@@ -9,7 +9,6 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, Declined, InvalidRequest
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, State
 from motet_runner.plan import LoadArrived, Planner, StepResult, Wipe
-from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
@@ -126,14 +125,13 @@ def test_what_nobody_waits_for_begins_to_load_alone_and_is_copied_last() -> None
 def test_large_adapters_load_one_after_the_other() -> None:
     """They would only wait for each other's copies, in the host's memory. None is passed by smaller ones, or it could
     wait for ever."""
-    planner = make_planner(pages=40, max_adapters=8)
+    planner = make_planner(pages=40, max_adapters=8, max_pages_beside=8)
     device = FakeDevice(planner)
-    half = MAX_BYTES_BESIDE // 2
     planner.commands.add(new("plain", max_tokens=100))
     device.step()
-    for adapter, size in (("x", half), ("y", half + 1), ("z", half)):
+    for adapter, pages in (("x", 4), ("y", 5), ("z", 4)):
         planner.commands.add(new(adapter, adapter=adapter))
-        planner.commands.load_adapter(Digest(adapter), replace(adapter_layout(2), size=size))
+        planner.commands.load_adapter(Digest(adapter), replace(adapter_layout(pages), size=1))
     begun = []
     while "z" not in begun:
         plan = device.step()
@@ -142,6 +140,26 @@ def test_large_adapters_load_one_after_the_other() -> None:
     assert begun == ["x", "y", "z"]
     device.run()
     assert set(device.finished) == {"plain", *"xyz"}
+
+
+@pytest.mark.parametrize("pages", [(9, 1, 1, 1), (5, 4, 1, 1), (1, 8, 1, 1)])
+def test_a_load_whose_disk_does_not_answer_keeps_no_others_from_theirs(pages: tuple[int, ...]) -> None:
+    """However large they are together"""
+    planner = make_planner(pages=40, max_adapters=8, max_pages_beside=8)
+    device = FakeDevice(planner)
+    device.hung = {"u"}
+    planner.commands.add(new("plain", max_tokens=200))
+    device.step()
+    for adapter, count in zip("uvxy", pages, strict=True):
+        planner.commands.add(new(adapter, adapter=adapter))
+        know(planner, **{adapter: count})
+        device.step()
+    for _ in range(100):
+        device.step()
+    assert set(device.finished) == {*"vxy"}
+    device.hung.clear()
+    device.run()
+    assert set(device.finished) == {"plain", *"uvxy"}
 
 
 def test_the_worker_does_not_hear_of_a_load_that_ends_before_it_is_told() -> None:

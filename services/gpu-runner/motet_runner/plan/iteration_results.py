@@ -127,6 +127,8 @@ class IterationResults:
             arrived = adapters.arrived(one)
             if arrived is not None:
                 self._lives.may_serve(arrived)
+        for number in result.silent:
+            adapters.silent(number)
         for other in result.failed:
             failed = adapters.failed(other.number, other.error)
             if failed is not None:

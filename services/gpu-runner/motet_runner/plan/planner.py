@@ -8,6 +8,7 @@ host are part of a plan, before its rows: so a page is never reused before its c
 parts are combined, and an iteration becomes the orders of a worker.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Series
@@ -63,9 +64,11 @@ class Planner:
         tpot_seconds: float | None = None,
         max_plans_waited: int = MAX_PLANS_WAITED,
         max_loads: int = MAX_LOADS,
+        max_pages_beside: float = math.inf,
     ) -> None:
         """`page_tokens`: how many tokens a page holds. `tpot_seconds`: how long a token may take on average; None: as
-        long as it takes. `max_plans_waited`: by a proof, until its turn comes. `max_loads`: of adapters, at a time"""
+        long as it takes. `max_plans_waited`: by a proof, until its turn comes. `max_loads`: of adapters, at a time.
+        `max_pages_beside`: of the runs of all that load, if there is more than one"""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
@@ -80,6 +83,7 @@ class Planner:
             contiguous=preset.contiguous,
             proofs=AdapterProofs(max_plans_waited),
             max_loads=max_loads,
+            max_pages_beside=max_pages_beside,
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=_LEAST_CHUNK)

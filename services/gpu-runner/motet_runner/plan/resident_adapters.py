@@ -1,9 +1,9 @@
 """Which adapters are on the device, which load, and which are evicted (PU-07).
 
 An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
-when all of it has arrived. All sequences that wait for an adapter share its load. A load takes at least two iterations,
-one to read and one to copy. So others that sequences wait for begin meanwhile: few, and small ones, because what one
-iteration copies is bounded.
+when all of it has arrived. All sequences that wait for an adapter share its load. A load may take several iterations.
+So others that sequences wait for begin meanwhile: few, and small ones, because what one iteration copies is bounded.
+They do not wait for one whose disk does not answer.
 
 An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
 the least recently used one goes first: for an adapter that a sequence waits for, or for KV. The load of one that the
@@ -13,6 +13,7 @@ that nobody waits for takes only empty pages. Both are given up for sequences.
 An adapter that was never proved serves only once it is. See `adapter_proofs` for when that is.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -32,8 +33,8 @@ from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, P
 MAX_LOADS = 4
 """How many adapters load at a time"""
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
-"""How many bytes the files of all adapters that load have, if there is more than one: more would only wait for each
-other's copies. In memory an adapter may take several times as many, where it adapts few linears of its kind."""
+"""How many bytes the runs of all adapters that load have, if there is more than one: more would only wait for each
+other's copies, in the host's memory. Those whose disks do not answer do not count."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +59,9 @@ class ResidentAdapters:
         contiguous: bool = False,
         proofs: AdapterProofs | None = None,
         max_loads: int = MAX_LOADS,
+        max_pages_beside: float = math.inf,
     ) -> None:
-        """`contiguous`: the pages of each sequence are a run."""
+        """`contiguous`: the pages of each sequence are a run. `max_pages_beside`: as MAX_BYTES_BESIDE says"""
         self.proofs = AdapterProofs() if proofs is None else proofs
         self.promises_fit: Callable[[], bool] = lambda: True
         """True if all promises fit beside the adapters in use. A proof alone breaks none: its turn waits for that."""
@@ -76,7 +78,10 @@ class ResidentAdapters:
         """Adapters to load, in this order."""
         self._dropped: dict[Digest, None] = {}
         self._max_loads = max_loads
+        self._max_pages_beside = max_pages_beside
         self._loading: dict[Digest, AdapterLoad] = {}
+        self._silent: set[Digest] = set()
+        """Those of them whose disk does not answer"""
         self._loads = 0
         """How many loads have begun."""
         self._from_files: set[Digest] = set()
@@ -338,7 +343,7 @@ class ResidentAdapters:
         digest = self._loaded_by(load.number)
         if digest is None:
             return None
-        del self._loading[digest]
+        self._end_load(digest)
         known = self._known[digest]
         known.arrived = True
         lacks_slab = load.lacks_slab or digest in self._from_files
@@ -364,6 +369,11 @@ class ResidentAdapters:
         self.proofs.doubt(digest)
         return digest, served
 
+    def silent(self, number: int) -> None:
+        """The disk does not answer. Others need not wait for this load."""
+        if (digest := self._loaded_by(number)) is not None:
+            self._silent.add(digest)
+
     def failed(self, number: int, error: MotetError) -> tuple[Digest, tuple[Effect, ...]] | None:
         """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""
         digest = self._loaded_by(number)
@@ -383,6 +393,7 @@ class ResidentAdapters:
         loading = self._loading.keys()
         assert len(loading) <= self._max_loads, loading
         assert {load.number for load in self._begun} <= {load.number for load in self._loading.values()}, self._begun
+        assert self._silent <= loading, (self._silent, loading)
         assert set(self._budget.adapters) == here | loading, (self._budget.adapters, here, loading)
         assert not here & loading, (here, loading)
         assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
@@ -422,8 +433,12 @@ class ResidentAdapters:
         return len(self._loading) >= self._max_loads
 
     def _fits_beside_loads(self, digest: Digest) -> bool:
-        sizes = [load.layout.size for load in self._loading.values()]
-        return not sizes or sum(sizes) + self._known[digest].layout.size <= MAX_BYTES_BESIDE
+        pages = [self._known[one].pages for one in self._loading if one not in self._silent]
+        return not pages or sum(pages) + self._known[digest].pages <= self._max_pages_beside
+
+    def _end_load(self, digest: Digest) -> AdapterLoad:
+        self._silent.discard(digest)
+        return self._loading.pop(digest)
 
     def _loaded_by(self, number: int) -> Digest | None:
         return next((digest for digest, load in self._loading.items() if load.number == number), None)
@@ -459,5 +474,5 @@ class ResidentAdapters:
             known.arrived = False
             self._table.events.append(AdapterEvicted(digest))
         else:
-            given_up = self._loading.pop(digest)
+            given_up = self._end_load(digest)
             self._begun = [load for load in self._begun if load is not given_up]

@@ -5,6 +5,7 @@ that were in use, until they are needed. Adapters have pages of the same pool, a
 uses, after the prefix cache.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from motet.domain import Digest, ParkMethod, RequestId, pages_for
@@ -40,6 +41,7 @@ class SequenceMemory:
         contiguous: bool = False,
         proofs: AdapterProofs | None = None,
         max_loads: int = MAX_LOADS,
+        max_pages_beside: float = math.inf,
     ) -> None:
         """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
         must be off: the pages of a run belong to one sequence."""
@@ -53,6 +55,7 @@ class SequenceMemory:
             contiguous=contiguous,
             proofs=proofs,
             max_loads=max_loads,
+            max_pages_beside=max_pages_beside,
         )
         self.ledger: PageLedger
         if by_forecast:

@@ -235,6 +235,8 @@ class StepResult:
     arrived: tuple[LoadArrived, ...] = ()
     """Adapters that later plans may use."""
     failed: tuple[LoadFailed, ...] = ()
+    silent: tuple[int, ...] = ()
+    """Loads whose disks do not answer any more, each once"""
     proved: ProofResult | None = None
     swapped_pages: int = 0
     """How many pages were copied between device and host, in copies that have ended, also of earlier plans."""
@@ -247,4 +249,4 @@ class StepResult:
     def only_tokens(self) -> bool:
         """True if tokens are its only results."""
         more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.late or self.retries
-        return not more and not self.arrived and not self.failed and self.proved is None
+        return not more and not (self.arrived or self.failed or self.silent) and self.proved is None

@@ -36,6 +36,9 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 MAX_SILENT_SECONDS = 60.0
 """A proof for which the disk has read nothing for so long is given up."""
 
+SILENT_SECONDS = 1.0
+"""Others do not wait for a load for which the disk has read nothing for so long, though it may read."""
+
 HURRY_SECONDS = 0.01
 """How long an iteration without work waits for an adapter that is still being read. Commands wait equally long."""
 
@@ -44,6 +47,8 @@ HURRY_SECONDS = 0.01
 class LoadResults:
     arrived: tuple[LoadArrived, ...] = ()
     failed: tuple[LoadFailed, ...] = ()
+    silent: tuple[int, ...] = ()
+    """Loads whose disks do not answer any more, each once"""
     proved: ProofResult | None = None
 
 
@@ -58,6 +63,12 @@ class _Loading:
     """True if this iteration waits for it, as long as it may"""
     seen_bytes: int = 0
     """Of the bytes that have been read"""
+    may_read: bool = False
+    """True if the last iteration let it read something"""
+    moved_at: float = 0.0
+    """When it had last read something, or could read nothing"""
+    silent: bool = False
+    """True if the disk did not answer for long, once"""
     copied_bytes: int = 0
     pause: float = 0.0
     """For how long sequences have waited for its copies"""
@@ -147,6 +158,7 @@ class AdapterLoads:
         current = [(number, first_page_of[number], self._loading[number]) for number in numbers]
         for _, _, loading in current:
             self._allow(loading, share, hurry=hurry)
+            results.silent += self._newly_silent(loading)
         for number, first_page, loading in current:
             began = self.clock()
             try:
@@ -269,9 +281,19 @@ class AdapterLoads:
         host.allow(share.to_read)
         left = host.layout.bytes - host.read_bytes
         loading.waits = hurry or (not loading.asked and left <= share.to_read)
-        if host.read_bytes > loading.seen_bytes or not loading.asked:  # a disk that does not answer takes no share
+        answers = host.read_bytes > loading.seen_bytes or not loading.asked
+        if answers or not loading.may_read or not left:
+            loading.moved_at = self.clock()
+        loading.may_read = share.to_read > 0
+        if answers:  # a disk that does not answer takes no share
             share.to_read -= min(share.to_read, left)
         loading.asked = True
+
+    def _newly_silent(self, loading: _Loading) -> tuple[int, ...]:
+        if loading.silent or self.clock() - loading.moved_at < SILENT_SECONDS:
+            return ()
+        loading.silent = True
+        return (loading.load.number,)
 
     def _copy_some(self, loading: _Loading, first_page: int, share: "_Share") -> bool:
         """Copy the next part, at most the share. True if nothing is left."""

@@ -124,6 +124,7 @@ class BaseWorker(ABC):
             seconds=seconds,
             arrived=flight.loaded.arrived,
             failed=flight.loaded.failed,
+            silent=flight.loaded.silent,
             proved=flight.loaded.proved,
             swapped_pages=flight.swapped.pages,
             swap_seconds=flight.swapped.seconds,
