@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice, takewhile
-from math import inf
 from operator import attrgetter
 
 from motet.domain import Digest, Tenant
@@ -14,6 +13,7 @@ from motet_scheduler.policy.order import Head, Order, head_of, order_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
 from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
@@ -202,22 +202,13 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(
-        self,
-        runner: Runner,
-        free: int,
-        examined: int,
-        *,
-        above: int = 0,
-        highest: float = inf,
-        leaving: Digest | None = None,
-    ) -> list[Head]:
+    def that_fit(self, runner: Runner, room: Room, small: int, examined: int, highest: float | None) -> Iterable[Head]:
         """Those that wait for room on this runner, and fit there: few of those that wait for the same
-        (`Waiting.that_fit`)."""
-        found: list[Head] = []
-        for one in self._names_for(runner):
-            found += self.waiting[one].that_fit(runner, free, examined, above=above, highest=highest, leaving=leaving)
-        return found
+        (`Waiting.that_fit_in`)."""
+        names = self._names_for(runner)
+        if len(names) == 1:  # mostly
+            return self.waiting[next(iter(names))].that_fit_in(runner, room, small, examined, highest)
+        return [head for one in names for head in self.waiting[one].that_fit_in(runner, room, small, examined, highest)]
 
     def firsts(self) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first."""

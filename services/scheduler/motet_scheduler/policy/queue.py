@@ -432,13 +432,8 @@ class Queue:
                 found += first
                 sources += bool(first)
             for runner, room in rooms.items():
-                for above, most in ((0, room.whole),) if is_open else room.for_others(lacking=lacking):
-                    if fit := class_queue.that_fit(runner, most, examined, above=above, leaving=room.leaving):
-                        found += fit
-                        sources += 1
-                if highest is None or is_open or not (room.keeps or lacking):
-                    continue
-                if fit := class_queue.that_fit(runner, room.whole, examined, highest=highest, leaving=room.leaving):
+                small = room.whole if is_open else 0 if lacking else room.small
+                if fit := class_queue.that_fit(runner, room, small, examined, highest):
                     found += fit
                     sources += 1
         return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind

@@ -11,9 +11,6 @@ from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 
-Sizes = tuple[int, int]
-"""Requests of more pages than the first, and at most the second."""
-
 
 class Room(NamedTuple):
     """What a request may need there, in pages."""
@@ -36,12 +33,6 @@ class Room(NamedTuple):
     def beside(self) -> int:
         """The most that a request may need which may not have the last places. A smaller one may not fit."""
         return self.whole if self.above < self.whole else self.small
-
-    def for_others(self, *, lacking: bool) -> tuple[Sizes, ...]:
-        """For those who may not have the last places. `lacking`: the group lacks some, so all room is kept from who
-        might leave them."""
-        small = ((0, self.small),) if self.small and not lacking else ()
-        return (*small, (self.above, self.whole)) if self.above < self.whole else small
 
     def grew_from(self, before: "Room") -> bool:
         """Whether a request may fit that did not before."""

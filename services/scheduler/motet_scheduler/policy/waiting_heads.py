@@ -14,6 +14,7 @@ from motet.domain import BASE, Digest
 from motet_scheduler.policy.order import Head, head_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 
 Sized = tuple[int, int, float, int, Digest, Request]
@@ -91,39 +92,103 @@ class ByNeed:
         return islice(takewhile(lambda head: head[0] <= highest, merge(*alike)), examined)
 
 
+class Line:
+    """Heads that wait for the same, by what they need on runners of one capacity."""
+
+    __slots__ = ("_by_adapter", "_by_need", "by_size")
+
+    def __init__(self) -> None:
+        self.by_size: list[Sized] = []
+        self._by_need: ByNeed | None = None
+        """None, as long as they are few: then each that fits is looked at."""
+        self._by_adapter: defaultdict[Digest, ByNeed] = defaultdict(ByNeed)
+        """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
+
+    def add(self, need: PageNeed, request: Request) -> None:
+        insort(self.by_size, sized(request, need))
+        if self._by_need is not None:
+            self._file(self._by_need, need, request)
+        elif len(self.by_size) > MAX_FEW:
+            self._file_all()
+
+    def discard(self, need: PageNeed, request: Request) -> None:
+        del self.by_size[bisect_left(self.by_size, sized(request, need))]
+        if self._by_need is None:
+            return
+        if len(self.by_size) <= MAX_FEW // 2:
+            self._by_need = None
+            self._by_adapter.clear()
+            return
+        self._by_need.discard(need, request)
+        of_adapter = self._by_adapter[request.digest]
+        of_adapter.discard(need, request)
+        if not of_adapter:
+            del self._by_adapter[request.digest]
+
+    def with_adapter(self, digest: Digest) -> Iterable[Request]:
+        if self._by_need is not None:
+            return self._by_adapter.get(digest, ())
+        return [one[5] for one in self.by_size if one[4] == digest]
+
+    def by_need(self) -> ByNeed:
+        return self._by_need if self._by_need is not None else self._file_all()
+
+    def of_adapters(self, digests: Iterable[Digest]) -> Iterator[ByNeed]:
+        """Once `by_need` was asked."""
+        return filter(None, map(self._by_adapter.get, digests))
+
+    def _file_all(self) -> ByNeed:
+        filed = self._by_need = ByNeed()
+        for pages, of_adapter, *_, request in self.by_size:
+            self._file(filed, (pages, of_adapter), request)
+        return filed
+
+    def _file(self, by_need: ByNeed, need: PageNeed, request: Request) -> None:
+        by_need.add(need, request)
+        self._by_adapter[request.digest].add(need, request)
+
+
 class Waiting:
     """Heads that were tried and wait for the same."""
 
-    __slots__ = ("_by_need", "_by_size", "by_adapter", "heads")
+    __slots__ = ("heads", "lines")
 
     def __init__(self) -> None:
         self.heads = OrderedHeads()
-        self._by_size: defaultdict[CapacityId, list[Sized]] = defaultdict(list)
-        self._by_need: defaultdict[CapacityId, ByNeed] = defaultdict(ByNeed)
-        self.by_adapter: defaultdict[tuple[Digest, CapacityId], ByNeed] = defaultdict(ByNeed)
-        """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
+        self.lines: defaultdict[CapacityId, Line] = defaultdict(Line)
 
     def add(self, request: Request) -> None:
         self.heads.add(request)
         for capacity, need in request.page_needs.items():
-            insort(self._by_size[capacity], sized(request, need))
-            self._by_need[capacity].add(need, request)
-            self.by_adapter[request.digest, capacity].add(need, request)
+            self.lines[capacity].add(need, request)
 
     def discard(self, request: Request) -> None:
         self.heads.discard(request)
         for capacity, need in request.page_needs.items():
-            by_size = self._by_size[capacity]
-            del by_size[bisect_left(by_size, sized(request, need))]
-            self._by_need[capacity].discard(need, request)
-            of_adapter = self.by_adapter[request.digest, capacity]
-            of_adapter.discard(need, request)
-            if not of_adapter:
-                del self.by_adapter[request.digest, capacity]
+            self.lines[capacity].discard(need, request)
 
     def with_adapter(self, digest: Digest) -> Iterator[Request]:
         """Those that some runner could hold: once for each capacity."""
-        return chain.from_iterable(self.by_adapter.get((digest, capacity), ()) for capacity in self._by_size)
+        return chain.from_iterable(line.with_adapter(digest) for line in self.lines.values())
+
+    def that_fit_in(
+        self, runner: Runner, room: Room, small: int, examined: int, highest: float | None
+    ) -> Iterable[Head]:
+        """Those that fit in this room (`that_fit`): of those that need more than `small` pages, the ones that leave the
+        last places, and those of tenants with at most the counter `highest`. None: no tenant may have these."""
+        line = self.lines.get(id(runner.capacity))
+        if line is None or not line.by_size:
+            return ()
+        whole, above, leaving = room.whole, room.above, room.leaving
+        least = line.by_size[0][0]
+        found = self.that_fit(runner, small, examined, leaving=leaving) if least <= small else []
+        if small < whole:
+            if above < whole:
+                found += self.that_fit(runner, whole, examined, above=above, leaving=leaving)
+            if highest is not None and least <= whole and self.heads.first()[0] <= highest:
+                found += self.that_fit(runner, whole, examined, above=small, highest=highest, leaving=leaving)
+                return set(found)
+        return found
 
     def that_fit(
         self,
@@ -140,13 +205,13 @@ class Waiting:
         as many for each such adapter. All of these fit there, or all that do are among them: nobody who does not fit
         hides one."""
         capacity = id(runner.capacity)
-        by_size = self._by_size.get(capacity)
-        if not by_size or by_size[0][0] > free:  # mostly
+        line = self.lines.get(capacity)
+        if line is None:
             return []
         if highest < inf:
-            few = self._up_to(highest, capacity, free)
+            few = self._up_to(highest, capacity, above, free)
         else:
-            few = between(above, free, by_size, max(examined, MAX_FEW))
+            few = between(above, free, line.by_size, max(examined, MAX_FEW))
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
@@ -161,16 +226,17 @@ class Waiting:
             found = [*map(head_of, map(request_of, few))]
             return found if len(found) <= examined else list(islice(may_run(sorted(found), runner), examined))
         first = partial(ByNeed.first, runner=runner, free=free, examined=examined, above=above, highest=highest)
-        found = list(first(self._by_need[capacity], adapters_there=False)) if only is None else []
+        by_need = line.by_need()
+        found = list(first(by_need, adapters_there=False)) if only is None else []
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
-            for digest in (BASE, *running):
-                if (of_adapter := self.by_adapter.get((digest, capacity))) is not None:
-                    found += first(of_adapter, adapters_there=True)
+            for of_adapter in line.of_adapters((BASE, *running)):
+                found += first(of_adapter, adapters_there=True)
         return found
 
-    def _up_to(self, highest: float, capacity: CapacityId, free: int) -> list[Sized] | None:
-        """Those of tenants with at most this counter that need at most `free` pages. None: there may be many."""
+    def _up_to(self, highest: float, capacity: CapacityId, above: int, free: int) -> list[Sized] | None:
+        """Those of tenants with at most this counter that need more than `above` pages and at most `free`. None: there
+        may be many."""
         few: list[Sized] = []
         for looked, head in enumerate(self.heads):
             if head[0] > highest:
@@ -178,6 +244,6 @@ class Waiting:
             if looked == MAX_FEW:
                 return None
             need = head[3].page_needs.get(capacity)
-            if need is not None and need[0] <= free:
+            if need is not None and above < need[0] <= free:
                 few.append(sized(head[3], need))
         return few
