@@ -202,13 +202,13 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, room: Room, small: int, examined: int, highest: float | None) -> Iterable[Head]:
+    def that_fit(self, runner: Runner, room: Room, small: int, examined: int, highest: float | None) -> list[Head]:
         """Those that wait for room on this runner, and fit there: few of those that wait for the same
         (`Waiting.that_fit_in`)."""
-        names = self._names_for(runner)
-        if len(names) == 1:  # mostly
-            return self.waiting[next(iter(names))].that_fit_in(runner, room, small, examined, highest)
-        return [head for one in names for head in self.waiting[one].that_fit_in(runner, room, small, examined, highest)]
+        found: list[Head] = []
+        for one in self._names_for(runner):
+            found += self.waiting[one].that_fit_in(runner, room, small, examined, highest)
+        return found
 
     def firsts(self) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first."""
@@ -236,11 +236,9 @@ class ClassQueue:
 
         The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
-        if not fit and not self.untried_heads.of:  # mostly
-            return []
         found = [*fit]
         if self.untried_heads.of:
-            heads = list(islice(self.untried_heads, untried + 1))
+            heads = self.untried_heads.up_to(untried + 1)
             found += heads[:untried]
             found.sort()
             if len(heads) > untried:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterator
+from itertools import islice
 from math import inf
 
 from motet_scheduler.policy.order import Head, head_of
@@ -53,6 +54,12 @@ class OrderedHeads:
             else:
                 yield head
                 at += 1
+
+    def up_to(self, number: int) -> list[Head]:
+        """The first."""
+        if len(self.of) == 1 and number:  # mostly
+            return [*map(head_of, self.of)]
+        return list(islice(self, number))
 
     def requests(self) -> Collection[Request]:
         """In no order."""

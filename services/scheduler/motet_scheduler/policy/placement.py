@@ -114,9 +114,11 @@ class Placer:
             return Outcome.REFUSED
         near, kept = state.families.near(request), queue.kept_from(request)
         needs = request.page_needs if runners else state.page_needs(request)
-        able = state.runners_for(request, runners or queue.with_room(needs, kept))
-        reserved = queue.reserved_from(request)
-        found = choose(request, able, state.config, state.now, near=near, reserved=reserved, kept=kept)
+        among: Sequence[Runner] = runners or queue.with_room(needs, kept)
+        found: Chosen | NeverFits | None = None
+        if among:
+            able, reserved = state.runners_for(request, among), queue.reserved_from(request)
+            found = choose(request, able, state.config, state.now, near=near, reserved=reserved, kept=kept)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):
                 queue.note_replaced(request)

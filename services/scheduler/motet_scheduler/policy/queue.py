@@ -42,7 +42,7 @@ from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.limit_changes import LimitChanges
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
-from motet_scheduler.policy.reserved_runners import left_on
+from motet_scheduler.policy.reserved_runners import leaving_first, left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
@@ -96,8 +96,8 @@ class Queue:
         """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
-        self._leaving: dict[Runner, Digest] = {}
-        """The least used adapter of each reserved one, by which others were tried there last."""
+        self._leaving: dict[Runner, Digest | None] = {}
+        """`leaving_first` of each reserved one, by which others were tried there last."""
         self._considered: dict[str, Request] | None = None
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
@@ -217,8 +217,9 @@ class Queue:
     def promised(self, runner: Runner) -> None:
         """This runner has promised more. Requests of the adapter that left first there may go on, if now another one
         does."""
-        if runner in self.reserved and runner.least_used_adapter != self._leaving.get(runner):
-            self._leaving[runner] = runner.least_used_adapter
+        overdue = self.reserved.get(runner)
+        if overdue is not None and (leaving := leaving_first(runner, overdue)) != self._leaving.get(runner):
+            self._leaving[runner] = leaving
             self.retry_on(runner)
         else:
             self.rooms.changed(runner)
@@ -279,7 +280,7 @@ class Queue:
     def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
-        self._leaving = {runner: runner.least_used_adapter for runner in reserved}
+        self._leaving = {runner: leaving_first(runner, overdue) for runner, overdue in reserved.items()}
         for runner in dict.fromkeys((*before, *reserved)):
             if reserved.get(runner) is not before.get(runner):
                 self.retry_on(runner)  # what it has kept for others may be enough for the one that it is reserved for
@@ -436,6 +437,10 @@ class Queue:
                 if fit := class_queue.that_fit(runner, room, small, examined, highest):
                     found += fit
                     sources += 1
+        if not found and not class_queue.untried_heads.of:  # mostly
+            return found, behind
+        if not found and not class_queue.untried_heads.of:  # mostly
+            return found, behind
         return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind
 
     def remove(self, request: Request) -> None:

@@ -35,6 +35,11 @@ class Left(NamedTuple):
         return Room(whole, min(room.small, whole), room.above, leaving)
 
 
+def leaving_first(runner: Runner, overdue: Request) -> Digest | None:
+    """The adapter whose requests wait, too. None: it lacks no slot, and leaves nothing to others."""
+    return None if runner.slot_for(overdue.digest) else runner.least_used_adapter
+
+
 def left_on(runner: Runner, overdue: Request, config: SchedulerConfig) -> Left | None:
     """None: nothing."""
     if runner.slot_for(overdue.digest) or runner.sequences + 1 >= runner.max_sequences:

@@ -210,13 +210,13 @@ def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
     """The room is None if it has none."""
     if runner.parked or not runner.takes_work:
         return None, NONE
-    free, sequences = runner.ledger.free, len(runner.entries)
+    limit, sequences = runner.ledger.limit, len(runner.entries)
     places, kept = kept_on(runner, one_in)
-    left = runner.max_sequences - sequences
+    free, left = limit - runner.ledger.total, runner.max_sequences - sequences
     if free <= 0 or left <= 0:
         return None, (0, places)
     mean = kept // places if places else runner.ledger.total // (sequences or 1) or 1
-    room = Room(free, max(0, free - kept), runner.ledger.limit - kept) if left > places else Room(free, 0, free)
+    room = Room(free, max(0, free - kept), limit - kept) if left > places else Room(free, 0, free)
     if not sequences:  # it keeps nothing from anybody, also while the group lacks last places
         return room, (max(left, HELD + 1), 0)
     return room, (left if left * mean <= free else free // mean, places)

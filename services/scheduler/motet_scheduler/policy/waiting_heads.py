@@ -3,12 +3,11 @@ at the others."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
 from itertools import chain, islice, takewhile
 from math import inf
-from operator import itemgetter
 
 from motet.domain import BASE, Digest
 from motet_scheduler.policy.order import Head, head_of
@@ -19,8 +18,6 @@ from motet_scheduler.policy.runners import Runner
 
 Sized = tuple[int, int, float, int, Digest, Request]
 """A request and its adapter, behind its need and its age."""
-
-request_of: Callable[[Sized], Request] = itemgetter(5)
 
 MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
@@ -223,7 +220,7 @@ class Waiting:
                 few = [
                     one for one in few if not one[1] or one[4] in running or one[0] + kept <= runner.free_beside(one[1])
                 ]
-            found = [*map(head_of, map(request_of, few))]
+            found = [head_of(one[5]) for one in few]
             return found if len(found) <= examined else list(islice(may_run(sorted(found), runner), examined))
         first = partial(ByNeed.first, runner=runner, free=free, examined=examined, above=above, highest=highest)
         by_need = line.by_need()
