@@ -37,8 +37,13 @@ class LastOfEach(Generic[K, V]):
         if (mine := self._of.get(owner)) is None:
             mine = self._of[owner] = OrderedDict()
         mine[key] = value
+        full = len(self._owner) > self._most
+        if full and len(mine) > self._highest > 0:  # often: nobody else has as many
+            oldest, gone = mine.popitem(last=False)
+            del self._owner[oldest]
+            return gone
         self._recount(owner, len(mine) - 1)
-        if len(self._owner) <= self._most:
+        if not full:
             return None
         return self.pop(next(iter(self._of[next(iter(self._by_count[self._highest]))])))
 

@@ -315,7 +315,7 @@ class ClassQueue:
         share = request.share
         assert share is not None
         flow = share.flows[request.flow]
-        at = bisect_left(flow, (*request.turn, request))
+        at = 0 if flow[0][-1] is request else bisect_left(flow, (*request.turn, request))
         assert flow[at][-1] is request, f"{request.id} is not where its turn says"
         del flow[at]
         if not at:

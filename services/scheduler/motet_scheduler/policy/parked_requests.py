@@ -12,7 +12,7 @@ RESUMED_AT_ONCE = 32
 
 def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
     """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
-    if state.supervised and runner.attached:
+    if runner.parked and state.supervised and runner.attached:
         for name, parked in nsmallest(RESUMED_AT_ONCE, runner.parked.items(), key=lambda item: item[1].order):
             if not runner.may_resume(parked):
                 break

@@ -43,6 +43,8 @@ class Room(NamedTuple):
         )
 
 
+NO_ROOM = Room(0, 0, 0)
+
 Places = tuple[int, int]
 """Those that are free on a runner, and those that it keeps. Each is for a request of the mean size of those there."""
 
@@ -71,7 +73,7 @@ class Rooms:
         """Those with more room than before, where requests would not be tried again. A placement, too, changes how much
         a runner keeps."""
         self._found: dict[Runner, tuple[int, Room]] = {}
-        """Those that have room, each with its number."""
+        """Those that have room, each with the number by which it is in the lines."""
         self._numbers = count()
         self._by_whole: defaultdict[CapacityId, Line] = defaultdict(list)
         self._by_beside: defaultdict[CapacityId, Line] = defaultdict(list)
@@ -155,34 +157,27 @@ class Rooms:
     def _look(self) -> None:
         found, one_in = self._found, self._one_in
         for runner, tried_again in self._changed.items():
-            before, (room, places) = found.get(runner), _room(runner, one_in)
+            room, places = _room(runner, one_in)
             if places != self._places.get(runner, NONE):
                 self._note_places(runner, places)
-            if before is None and room is None:
+            number, known = found.get(runner) or (next(self._numbers), NO_ROOM)
+            if room == known:
                 continue
-            capacity = id(runner.capacity)
-            whole, beside = self._by_whole[capacity], self._by_beside[capacity]
-            if before is not None:
-                number, known = before
-                if room == known:
-                    continue
+            if room is NO_ROOM:
                 del found[runner]
-                self._keeping -= known.keeps
-                del whole[bisect_left(whole, (known.whole, number))]
-                del beside[bisect_left(beside, (known.beside, number))]
-            if room is not None:
-                if not tried_again and (before is None or room.grew_from(before[1])):
-                    self._grown[runner] = None
-                number = next(self._numbers)
+            else:
                 found[runner] = number, room
-                self._keeping += room.keeps
-                insort(whole, (room.whole, number, runner))
-                insort(beside, (room.beside, number, runner))
+                if not tried_again and room.grew_from(known):
+                    self._grown[runner] = None
+            self._keeping += room.keeps - known.keeps
+            capacity = id(runner.capacity)
+            _refile(self._by_whole[capacity], known.whole, room.whole, number, runner)
+            _refile(self._by_beside[capacity], known.beside, room.beside, number, runner)
         self._changed.clear()
         lacked, self.lacking = self.lacking, self._lack > 0 and self._free <= self._kept and self._free <= HELD
         if lacked and not self.lacking:
             for line in self._by_beside.values():  # the roomiest first
-                self._grown.update((runner, None) for pages, _, runner in reversed(line) if pages > 0)
+                self._grown.update((runner, None) for pages, _, runner in reversed(line))
 
     def _note_places(self, runner: Runner, places: Places) -> None:
         before = self._places.pop(runner, NONE)
@@ -199,22 +194,31 @@ class Rooms:
             if runner in self._changed:
                 continue
             assert places == self._places.get(runner, NONE), f"{runner.instance} has other places, and nobody was told"
-            if room is None:
+            if room is NO_ROOM:
                 continue
             assert runner in self._found, f"{runner.instance} has room, and nobody was told"
             _, found = self._found[runner]
             assert not room.grew_from(found), f"{runner.instance} has room for {room}, and {found} is known"
 
 
-def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
-    """The room is None if it has none."""
+def _refile(line: Line, before: int, now: int, number: int, runner: Runner) -> None:
+    """0: it is not there."""
+    if now == before:
+        return
+    if before:
+        del line[bisect_left(line, (before, number))]
+    if now:
+        insort(line, (now, number, runner))
+
+
+def _room(runner: Runner, one_in: int) -> tuple[Room, Places]:
     if runner.parked or not runner.takes_work:
-        return None, NONE
+        return NO_ROOM, NONE
     limit, sequences = runner.ledger.limit, len(runner.entries)
     places, kept = kept_on(runner, one_in)
     free, left = limit - runner.ledger.total, runner.max_sequences - sequences
     if free <= 0 or left <= 0:
-        return None, (0, places)
+        return NO_ROOM, (0, places)
     mean = kept // places if places else runner.ledger.total // (sequences or 1) or 1
     room = Room(free, max(0, free - kept), limit - kept) if left > places else Room(free, 0, free)
     if not sequences:  # it keeps nothing from anybody, also while the group lacks last places
