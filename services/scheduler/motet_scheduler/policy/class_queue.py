@@ -139,7 +139,7 @@ class ClassQueue:
         self._unfile(request)
         request.waits_for, request.page_needs = runners_of, page_needs
         self.waiting[runners_of].add(request)
-        self._overdue = None
+        self._note_head(runners_of, request)
 
     def try_again(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -285,11 +285,16 @@ class ClassQueue:
             first = passes.first
             if first is None or first.waits_for != runners_of:
                 waiting = self.waiting.get(runners_of)
-                head = waiting.heads.first() if waiting is not None else None
-                first = passes.first = head[3] if head is not None and passes.overdue(head) else None
+                passes.watch(waiting.heads.first() if waiting is not None else None)
+                first = passes.first
             if first is not None:
                 found.append(first)
         return sorted(found, key=order_of) if len(found) > 1 else found
+
+    def _note_head(self, runners_of: str, request: Request) -> None:
+        """It has come to those that wait for these, or leaves."""
+        if (passes := self._passes.get(runners_of)) is not None and passes.may_change(request):
+            self._overdue = None
 
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The first `most` overdue ones that wait for the same."""
@@ -331,7 +336,8 @@ class ClassQueue:
         if (runners_of := request.waits_for) is None:
             self.untried_heads.discard(request)
             return
-        request.waits_for = self._overdue = None
+        self._note_head(runners_of, request)
+        request.waits_for = None
         waiting = self.waiting[runners_of]
         waiting.discard(request)
         if not waiting.heads:

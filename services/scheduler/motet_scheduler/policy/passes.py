@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 
-from motet_scheduler.policy.order import Head, Order
+from motet_scheduler.policy.order import Head, Order, head_of
 from motet_scheduler.policy.requests import Request
 
 LESS_URGENT = (float("inf"), 0.0, 0)
@@ -28,8 +28,8 @@ class Passes:
         """How many there were up to each of these."""
         self.first: Request | None = None
         """The overdue one that gets a runner first: so as long as it waits here, also if its tenant was given more."""
-        self._not_yet: Head | None = None
-        """Found not to be overdue."""
+        self._watched: Head | None = None
+        """The one that would be next, found not to be overdue."""
         self._missing = 0
         """How many more placements have to pass that one, at least, before it may be."""
 
@@ -56,8 +56,27 @@ class Passes:
 
     def overdue(self, head: Head) -> bool:
         """Whether all of the last placements, as many as are allowed, came after this one and passed it."""
-        if head is self._not_yet and self._missing > 0:
-            return False
+        return self._missing_for(head) <= 0
+
+    def watch(self, head: Head | None) -> None:
+        """Of those that wait for the same, this is the first: `first`, if it is overdue."""
+        if head is not None and head is self._watched and self._missing > 0:
+            return
+        self.first, self._watched = None, head
+        if head is not None:
+            self._missing = self._missing_for(head)
+            if self._missing <= 0:
+                self.first, self._watched = head[3], None
+
+    def may_change(self, request: Request) -> bool:
+        """Whether another one may be the first, or overdue, now that this one has come, or leaves."""
+        if self.first is not None:
+            return self.first is request
+        watched = self._watched
+        return watched is None or watched[3] is request or head_of(request) < watched
+
+    def _missing_for(self, head: Head) -> int:
+        """How many more have to pass it, at least."""
         request = head[3]
         missing = self._max_passed_over - request.passes
         if missing > 0:
@@ -65,11 +84,9 @@ class Passes:
             before_it = bisect_left(self._firsts, head)
             since_it_was_first = self._added - self._firsts_at[before_it - 1] if before_it else self._added
             missing -= min(missing, since_it_came, since_it_was_first)
-        if missing > 0:
-            self._not_yet, self._missing = head, missing
-            return False
-        request.passes = self._max_passed_over  # it stays so
-        return True
+        if missing <= 0:
+            request.passes = self._max_passed_over  # it stays so
+        return missing
 
     def count(self, head: Head, number: int) -> None:
         """Those that passed this one, before it gets a later turn. `number`: of the last placement."""
