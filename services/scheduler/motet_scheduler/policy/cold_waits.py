@@ -5,6 +5,7 @@ The wait begins when a request is placed, and its adapter loads for it: before, 
 goes on if that runner declines, and ends when any runner of the group has the adapter on its device.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from motet.domain import Digest, RequestId
@@ -15,7 +16,7 @@ from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.values import USUAL_COLD_WAIT, GroupName
+from motet_scheduler.policy.values import USUAL_COLD_WAIT, GroupName, PoolSpec
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 UNKNOWN_SECONDS = 1.0
@@ -39,6 +40,9 @@ class ColdWaits:
         self._lifecycle = lifecycle
         self._of_digest: dict[tuple[GroupName, Digest], dict[RequestId, ColdWait]] = {}
         self._due = Deadlines(self._waits)
+        self._pools: Mapping[str, PoolSpec] = {}
+        self._longest_of: dict[GroupName, float] = {}
+        """By these pools."""
 
     def placed(self, request: Request, source: DigestSource) -> None:
         """A request has a place on a runner that does not have its adapter on its device."""
@@ -51,8 +55,10 @@ class ColdWaits:
             self._due.add(self._state.now + wait.seconds, wait)
 
     def _longest(self, group: GroupName) -> float:
-        pools = self._state.pools.values()
-        return next((pool.cold_wait for pool in pools if pool.group == group), USUAL_COLD_WAIT)
+        if self._pools is not self._state.pools:  # each catalog has others
+            self._pools = self._state.pools
+            self._longest_of = {pool.group: pool.cold_wait for pool in reversed(self._pools.values())}
+        return self._longest_of.get(group, USUAL_COLD_WAIT)
 
     def end_of_loaded(self) -> None:
         """Adapters have come to a device: nobody waits for that any more."""

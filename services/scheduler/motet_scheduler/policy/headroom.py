@@ -145,7 +145,7 @@ class Headroom:
     @property
     def moved(self) -> bool:
         """Whether the last places are for others than when it was last looked."""
-        return self.standing() != self.stood
+        return self._standing is not self.stood and self.standing() != self.stood
 
     def opened_since(self, stood: Standing) -> list[RequestClass]:
         """The classes of which all may have the last places now, and might not then."""
@@ -156,6 +156,8 @@ class Headroom:
 
     def look(self) -> bool:
         """Whether they `moved`, and it is looked now."""
+        if self._standing is self.stood:  # mostly
+            return False
         standing = self.standing()
         moved, self.stood = standing != self.stood, standing
         return moved

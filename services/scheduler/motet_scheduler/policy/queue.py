@@ -281,7 +281,7 @@ class Queue:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
         self._leaving = {runner: leaving_first(runner, overdue) for runner, overdue in reserved.items()}
-        for runner in dict.fromkeys((*before, *reserved)):
+        for runner in dict.fromkeys((*before, *reserved)) if reserved != before else ():
             if reserved.get(runner) is not before.get(runner):
                 self.retry_on(runner)  # what it has kept for others may be enough for the one that it is reserved for
 
@@ -374,7 +374,8 @@ class Queue:
         """Of the runners that may have room, but for what this class leaves to overdue requests."""
         if self._with_room is None:
             self.look_at_headroom()
-            self.freed.update(dict.fromkeys(self.rooms.take_grown()))
+            if self.rooms.grown:
+                self.freed.update(dict.fromkeys(self.rooms.take_grown()))
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
         if not (found and self.reserved):
