@@ -28,11 +28,15 @@ NOTHING = (0, 0)
 
 def kept_on(runner: Runner, one_in: int) -> Kept:
     """What a runner keeps, if it is one place in `one_in`. 0: nothing."""
+    return kept_of(runner, one_in, runner.ledger.limit)
+
+
+def kept_of(runner: Runner, one_in: int, limit: int) -> Kept:
+    """The same, if the limit of its pages is known."""
     most = runner.max_sequences
     if not one_in or most < one_in or not (sequences := len(runner.entries)):
         return NOTHING
-    ledger = runner.ledger
-    pages, limit = ledger.total // sequences or 1, ledger.limit
+    pages = runner.ledger.total // sequences or 1
     places = (most if most * pages <= limit else limit // pages) // one_in  # `min`, but this is asked very often
     return places, places * pages
 
@@ -52,10 +56,11 @@ class KeptFrom(NamedTuple):
         """Whether a request of `pages` leaves what the runner keeps."""
         if runner is self.own or not self.one_in:
             return True
-        places, kept = kept_on(runner, self.one_in)
-        if places and runner.sequences + places >= runner.max_sequences:
+        limit = runner.ledger.limit
+        places, kept = kept_of(runner, self.one_in, limit)
+        if places and len(runner.entries) + places >= runner.max_sequences:
             return False
-        if places and pages + kept > runner.ledger.limit:
+        if places and pages + kept > limit:
             return True
         return not self.lacking and pages + kept <= runner.free_for(digest)
 

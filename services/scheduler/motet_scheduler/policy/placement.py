@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from motet.domain import BASE
@@ -84,8 +84,9 @@ class Placer:
         """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""
         overdue = queue.overdue()
         reserved: dict[Runner, Request] = {}
-        for runners_of in overdue:
-            for request in queue.overdue_alike(runners_of, self._state.config.tenants_examined):
+        for runners_of, first in overdue.items():
+            alike = queue.overdue_alike(runners_of, self._state.config.tenants_examined)
+            for request in chain((first,), islice(alike, 1, None)):  # mostly the first has one
                 runner = self._nearest(request, queue, reserved)
                 if runner is not None:
                     reserved[runner] = request

@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from motet.domain import Digest
-from motet_scheduler.policy.headroom import kept_on
+from motet_scheduler.policy.headroom import kept_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 
@@ -215,7 +215,7 @@ def _room(runner: Runner, one_in: int) -> tuple[Room, Places]:
     if runner.parked or not runner.takes_work:
         return NO_ROOM, NONE
     limit, sequences = runner.ledger.limit, len(runner.entries)
-    places, kept = kept_on(runner, one_in)
+    places, kept = kept_of(runner, one_in, limit)
     free, left = limit - runner.ledger.total, runner.max_sequences - sequences
     if free <= 0 or left <= 0:
         return NO_ROOM, (0, places)

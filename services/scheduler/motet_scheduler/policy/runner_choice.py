@@ -182,7 +182,7 @@ def nearest(
     found: Runner | None = None
     need = None
     for runner in runners:
-        if not runner.takes_work or request.avoids(runner.instance, now):
+        if not runner.takes_work or (request.avoid and request.avoids(runner.instance, now)):
             continue
         capacity = runner.capacity
         adapter_pages = runner.adapter_pages(request.digest) if capacity.adapter_rank_bytes else 0  # mostly
@@ -238,14 +238,14 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: Ke
         return _DRAINING if runner.attached else NO_RUNNER  # it left because it was drained
     if runner.parked:
         return _PARKED
-    if runner.sequences >= runner.max_sequences:
+    if len(runner.entries) >= runner.max_sequences:
         return _FULL
     if not runner.slot_for(request.digest):
         return _SLOTS
     if pages > runner.free_for(request.digest):
         return _TOO_FEW_PAGES
-    if request.avoids(runner.instance, now):
+    if request.avoid and request.avoids(runner.instance, now):
         return _DECLINED
-    if not kept.allows(runner, pages, request.digest):
+    if kept.one_in and not kept.allows(runner, pages, request.digest):
         return _KEPT
     return ""
