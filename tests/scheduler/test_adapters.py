@@ -108,6 +108,16 @@ def test_many_adapters_that_wait_for_a_check_look_at_no_runner_each():
     assert len(looked_at) < 10
 
 
+def test_many_adapters_that_wait_while_all_runners_are_busy_cost_no_key_each(monkeypatch):
+    driver, hashed, hash_of = ready(), [], RevisionKey.__hash__
+    driver.attach("r0")
+    driver.state(*(adapter(f"a{n}") for n in range(200)))
+    assert len(checks(driver)) < 20, "the others wait"
+    monkeypatch.setattr(RevisionKey, "__hash__", lambda key: hashed.append(key) or hash_of(key))
+    driver.wait(0.1)
+    assert 0 < len(hashed) < 60
+
+
 def test_a_check_whose_runner_goes_is_given_to_another():
     driver = ready()
     driver.attach("r0")

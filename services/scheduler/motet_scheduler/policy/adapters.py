@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from motet.change_limit import ChangeLimiter
@@ -118,7 +119,7 @@ class Adapter:
             self.states[self.serving.key] = RevisionState(Standing.PROVED)
 
     def state_of(self, key: RevisionKey) -> RevisionState:
-        return self.states.get(key, NEW)
+        return self.states.get(key, NEW) if self.states else NEW  # of ten thousand that wait, no key is hashed
 
     def put(self, key: RevisionKey, state: RevisionState) -> None:
         if state is not NEW and (state.asked is not None or self.needs(key)):
@@ -136,6 +137,8 @@ class Adapter:
     @property
     def asked_for(self) -> RevisionKey | None:
         """The revision that a runner is asked to check: one at a time"""
+        if not self.states:  # mostly, if many wait
+            return None
         return next((key for key, state in self.states.items() if state.asked is not None), None)
 
     @property
@@ -380,10 +383,13 @@ class Adapters:
         self._changes.expire(now)
         if not self._to_check:
             return
-        busy = Counter(check.runner[0] for adapter in self._to_check if (check := adapter.check) is not None)
+        busy = Counter(check.runner[0] for one in self._to_check if one.states and (check := one.check) is not None)
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
         able: dict[tuple[GroupName, str], list[Runner]] = {}
-        for adapter in sorted(self._to_check, key=lambda one: one.asked_at):
+        for adapter in sorted(self._to_check, key=attrgetter("asked_at")):
+            wanted = adapter.wanted
+            if adapter.serving is None and able.get((wanted.group, wanted.base)) == []:
+                continue  # mostly, if many wait: all that could check it are busy
             for key in adapter.to_ask(now):
                 of_base = key.group, key.base
                 if of_base not in able:

@@ -139,7 +139,7 @@ class CatalogPublisher:
         for adapter in state.adapters if able else ():
             if (group := adapter.spec.group) in able:
                 answered[group] = max(answered[group], adapter.checked_at)
-                if adapter.undecided:
+                if group not in due and adapter.undecided:
                     due.add(group)
         return {group for group in due if state.now - answered[group] <= patience}
 
