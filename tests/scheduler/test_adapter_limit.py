@@ -4,8 +4,9 @@ import pytest
 
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
-from motet_scheduler.policy import effects, events, placement
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapter_limits import AdapterLimits
+from motet_scheduler.policy.placement import Placer
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import BaseModel, GroupName
@@ -233,14 +234,17 @@ def test_tenants_that_wait_for_a_runner_with_their_adapter_hold_back_nobody_behi
     assert driver.where("w0") == "r1", "and they keep their order"
 
 
+def tried(monkeypatch):
+    """The names of those for which a runner is looked for from now on."""
+    names, place = [], Placer._place  # noqa: SLF001
+    monkeypatch.setattr(Placer, "_place", lambda *args: names.append(args[2].id) or place(*args))
+    return names
+
+
 def test_requests_that_wait_for_a_runner_are_looked_at_only_when_something_changes_there(monkeypatch):
     driver = limited(1, runners=2)
     crowd(driver, 40)
-    looked_at = []
-    choose = placement.choose
-    monkeypatch.setattr(
-        placement, "choose", lambda one, *args, **how: looked_at.append(one.id) or choose(one, *args, **how)
-    )
+    looked_at = tried(monkeypatch)
     driver.report("r0")
     driver.finish("busy")
     assert not looked_at
@@ -252,11 +256,7 @@ def test_many_that_may_go_elsewhere_now_are_looked_at_in_parts(monkeypatch):
     """However many wait, no event looks at more than some; those behind them come with the next events."""
     driver = limited(1, runners=2, examined=4)
     crowd(driver, 20)
-    looked_at = []
-    choose = placement.choose
-    monkeypatch.setattr(
-        placement, "choose", lambda one, *args, **how: looked_at.append(one.id) or choose(one, *args, **how)
-    )
+    looked_at = tried(monkeypatch)
     driver.state(adapter(max_replicas=2))
     assert looked_at
     while looked_at:

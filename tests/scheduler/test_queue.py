@@ -20,7 +20,7 @@ from motet_scheduler.policy.waiting_heads import Waiting
 from tests.scheduler.builders import GROUP, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
-MAX_SEARCHES = 15
+MAX_SEARCHES = 6
 """In sorted lists, of a decision that places one request. One list more in the queue costs two or more."""
 
 
