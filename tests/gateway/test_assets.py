@@ -11,7 +11,7 @@ from motet.digest import ASSET_FILES, asset_digest, hex_of
 from motet.errors import MotetError
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import assets
-from motet_gateway.assets import AssetStore
+from motet_gateway.assets import MODEL_ASSETS, AssetStore
 from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import FakeServices, assets_digest, fake_services, model_assets
 from tests.common.waiting import until
@@ -21,7 +21,7 @@ async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_pa
     digest = asset_digest(tmp_path)
     (tmp_path / hex_of(digest)).mkdir()
     loaded = []
-    store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+    store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
     store.fetch(digest, list)
     await until(lambda: loaded)
     depths = set()
@@ -40,7 +40,7 @@ async def test_files_that_could_not_be_used_are_tried_again_later_and_not_with_e
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         loaded: list[bool] = []
-        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
         with monkeypatch.context() as full:
             full.setattr(ModelTokenizer, "from_folder", lambda _: (_ for _ in ()).throw(OSError("no space")))
             store.fetch(runner.asset_digest, lambda: [runner.address])
@@ -64,7 +64,7 @@ async def test_what_nothing_wants_any_more_is_not_asked_for_or_kept(
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         ended: list[bool] = []
-        store = AssetStore(tmp_path, lambda: ended.append(True), network=GrpcNetwork())
+        store = AssetStore(tmp_path, lambda: ended.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
         store.fetch("sha256:" + "0" * 64, lambda: [runner.address])
         store.fetch(runner.asset_digest, lambda: [runner.address])
         await until(lambda: len(ended) == 2)
@@ -84,7 +84,7 @@ async def test_files_that_nobody_has_used_for_long_leave_the_disk(tmp_path: Path
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         loaded: list[bool] = []
-        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
         folders = []
         for content, age in (("old", 1e9), ("new", 0.0), ("used", 1e9)):
             (tmp_path / content).mkdir()
@@ -112,7 +112,7 @@ async def test_files_that_are_used_stay_on_the_disk(tmp_path: Path, monkeypatch:
             os.utime(folder, (0, 0))
         # A fetch that gets nothing removes nothing.
         loaded: list[bool] = []
-        another = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        another = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
         monkeypatch.setattr(assets, "UNWANTED_SECONDS", 0.1)
         another.fetch("sha256:" + "0" * 64, list)
         await until(lambda: loaded)
@@ -140,7 +140,7 @@ async def test_what_a_killed_gateway_has_left_of_a_fetch_is_removed(tmp_path: Pa
 
 async def fetched(cluster: FakeServices, folder: Path) -> AssetStore:
     loaded = asyncio.Event()
-    store = AssetStore(folder, loaded.set, network=GrpcNetwork())
+    store = AssetStore(folder, loaded.set, network=GrpcNetwork(), kind=MODEL_ASSETS)
     store.fetch(cluster.runners[-1].asset_digest, lambda: [runner.address for runner in cluster.runners])
     await until(loaded.is_set)
     await store.close()

@@ -78,7 +78,7 @@ def with_long_header(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["x/../../elsewhere", "certificate.json", f"layout-{'0' * 32}.json", 7, None])
 def test_a_check_cannot_choose_the_file_that_the_service_writes(adapter, name):
-    certification, linears = decoded(encoded(adapter, LIMITS), adapter)
+    certification, linears, _ = decoded(encoded(adapter, LIMITS), adapter)
     assert Certification.decode(certification, adapter, linears) == certify(adapter, LIMITS)
     said = json.loads(certification)
     said["layout"]["linears_file"] = name

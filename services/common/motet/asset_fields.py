@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from motet.adapter_template import declared_template
 from motet.errors import InvalidRequest, ModelFolderError
 from motet.sampling import OPTIONS
 
@@ -93,21 +94,13 @@ def _ids(content: Mapping[str, Any], file: str) -> frozenset[int] | None:
 
 def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str:
     try:
-        return _text(folder / "chat_template.jinja")
+        jinja = _text(folder / "chat_template.jinja")
     except FileNotFoundError:
-        pass
-    inline = tokenizer.get("chat_template")
-    if not isinstance(inline, list):
-        return inline if isinstance(inline, str) else ""
-    named: dict[str, str] = {}
-    for entry in inline:
-        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise _wrong(
-                "tokenizer_config.json: chat_template", "needs a name and a template, both text, in each entry"
-            )
-        named[name] = text
-    return named.get("default", "")
+        jinja = None
+    try:
+        return declared_template(jinja, tokenizer.get("chat_template"))
+    except ValueError as error:
+        raise _wrong("tokenizer_config.json: chat_template", str(error)) from None
 
 
 def _shown(value: Any) -> str:

@@ -107,6 +107,13 @@ def hex_of(digest: Digest) -> str:
     return text
 
 
+def is_digest(text: str) -> bool:
+    try:
+        return bool(hex_of(Digest(text)))
+    except ValueError:
+        return False
+
+
 def digest_from_hex(text: str) -> Digest:
     digest = Digest(_PREFIX + text)
     hex_of(digest)

@@ -1,4 +1,5 @@
-"""Tokenizers and chat templates by digest. The gateway fetches each from any runner of the group and keeps it on disk.
+"""Tokenizers and chat templates of base models, and chat templates of adapters, by digest. The gateway fetches each
+from a runner of the group and keeps it on disk.
 
 So the gateway needs no model folder, and after a restart it needs no runner either.
 """
@@ -10,10 +11,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import structlog
 
+from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES, AdapterTemplate, digest_of_template
 from motet.api.v1 import runner_pb2
 from motet.digest import ASSET_FILES, asset_digest
 from motet.errors import Internal, MotetError, SetupError
@@ -35,33 +39,74 @@ UNFINISHED = ".fetching-"
 MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 
-class AssetStore:
+TEMPLATE = "template.json"
+
+Asset = TypeVar("Asset")
+
+
+@dataclass(frozen=True, slots=True)
+class AssetKind(Generic[Asset]):
+    """What a store keeps: the files of a folder, and what is read from them."""
+
+    files: Collection[str]
+    needed: str
+    """The file without which the others are of no use"""
+    lacks: str
+    """What is wrong without it"""
+    max_bytes: int
+    digest: Callable[[Path], str]
+    read: Callable[[Path], Asset]
+    """Called in a thread"""
+
+
+MODEL_ASSETS = AssetKind(
+    ASSET_FILES,
+    "tokenizer.json",
+    "the model's folder has no tokenizer.json; save the tokenizer there with save_pretrained()",
+    MAX_ASSET_BYTES,
+    asset_digest,
+    lambda folder: ModelTokenizer.from_folder(folder),  # noqa: PLW0108 - looked up at each call
+)
+TEMPLATES = AssetKind(
+    (TEMPLATE,),
+    TEMPLATE,
+    "the runner has sent no chat template of the adapter",
+    MAX_ADAPTER_TEMPLATE_BYTES,
+    lambda folder: digest_of_template((folder / TEMPLATE).read_bytes()),
+    lambda folder: AdapterTemplate.decode((folder / TEMPLATE).read_bytes()),
+)
+
+
+class AssetStore(Generic[Asset]):
     """`get` never waits. `fetch` starts at most one fetch per digest and calls `changed` when it has ended."""
 
-    def __init__(self, folder: Path, changed: Callable[[], None], *, network: Network) -> None:
+    def __init__(self, folder: Path, changed: Callable[[], None], *, network: Network, kind: AssetKind[Asset]) -> None:
         self._network = network
         self._folder = folder
         self._changed = changed
-        self._models: dict[str, ModelTokenizer] = {}
+        self._kind = kind
+        self._models: dict[str, Asset] = {}
         self._failures: dict[str, tuple[float, MotetError]] = {}
         """With the time from which on a fetch may try again."""
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, float] = {}
         """When each was wanted last: no runner may have the files of a base model that an adapter names."""
 
-    def get(self, digest: str) -> ModelTokenizer | None:
-        """The model's tokenizer, or None if it is to be fetched. Raises the error that made its files unusable."""
+    def get(self, digest: str) -> Asset | None:
+        """What was read from the files of this digest, or None if it is to be fetched. Raises the error that made its
+        files unusable."""
         if (failure := self._failure(digest)) is not None:
             raise failure.again()
         if (found := self._models.get(digest)) is not None:
             self._wanted[digest] = asyncio.get_running_loop().time()
         return found
 
-    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
-        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again."""
+    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]], *, adapter: str = "") -> None:
+        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again. `adapter`: the
+        digest of the adapter that it belongs to; empty: it is a base model's."""
         self._wanted[digest] = asyncio.get_running_loop().time()
         if digest and digest not in self._models and digest not in self._fetching and self._failure(digest) is None:
-            task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
+            task = asyncio.create_task(self._load(digest, addresses, adapter), name=f"assets {digest[:19]}")
             self._fetching[digest] = task
             task.add_done_callback(lambda _: self._fetching.pop(digest, None))
 
@@ -78,13 +123,14 @@ class AssetStore:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
+    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]], adapter: str) -> None:
         folder = self._folder / _name_of(digest)
+        asked = runner_pb2.AssetsRequest(digest=digest, adapter=adapter)
         try:
-            is_whole = await asyncio.to_thread(_is_whole, folder, digest)
-            if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
+            is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
+            if not is_whole and not await self._fetch_from_any(asked, addresses, folder):
                 return
-            self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
+            self._models[digest] = await asyncio.to_thread(self._kind.read, folder)
             self._failures.pop(digest, None)
             log.info("assets_ready", digest=digest)
         except MotetError as error:
@@ -106,13 +152,16 @@ class AssetStore:
     def _unwanted(self, digest: str) -> bool:
         return asyncio.get_running_loop().time() - self._wanted[digest] > UNWANTED_SECONDS
 
-    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> bool:
+    async def _fetch_from_any(
+        self, asked: runner_pb2.AssetsRequest, addresses: Callable[[], Iterable[str]], folder: Path
+    ) -> bool:
         """False: it is not wanted any more."""
+        digest = asked.digest
         backoff = Backoff(self._network.spread)
         while not self._unwanted(digest):
             for address in list(addresses()):
                 try:
-                    await self._fetch(digest, address, folder)
+                    await self._fetch(asked, address, folder)
                 except (CallFailed, OSError, TimeoutError, ValueError, SetupError) as error:
                     log.warning("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
                 else:
@@ -122,15 +171,15 @@ class AssetStore:
             await asyncio.sleep(backoff.next())
         return False
 
-    async def _fetch(self, digest: str, address: str, folder: Path) -> None:
+    async def _fetch(self, asked: runner_pb2.AssetsRequest, address: str, folder: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self._folder))
         try:
             async with asyncio.timeout(FETCH_SECONDS), self._network.channel(address, "runner") as channel:
-                chunks = channel.download(ASSETS, runner_pb2.AssetsRequest(digest=digest))
+                chunks = channel.download(ASSETS, asked)
                 async with contextlib.aclosing(chunks):
-                    await _write_files(chunks, unfinished)
-            if (received := await asyncio.to_thread(asset_digest, unfinished)) != digest:
+                    await _write_files(chunks, unfinished, self._kind)
+            if (received := await asyncio.to_thread(self._kind.digest, unfinished)) != asked.digest:
                 raise ValueError(f"its files have the digest {received}: they have changed since it started")
             # Another process may have put the same files there meanwhile.
             with contextlib.suppress(OSError):
@@ -139,12 +188,12 @@ class AssetStore:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _is_whole(folder: Path, digest: str) -> bool:
+def _is_whole(folder: Path, digest: str, digest_of: Callable[[Path], str]) -> bool:
     """Whether it has the files of this digest. If not, it is removed: a power failure may have cut its files."""
     with contextlib.suppress(OSError):
         os.utime(folder)  # first: another gateway may be about to remove what nobody has used
     with contextlib.suppress(OSError):
-        if asset_digest(folder) == digest:
+        if digest_of(folder) == digest:
             return True
     if folder.exists():
         log.warning("assets_damaged", folder=str(folder), hint="They are fetched again from a runner.")
@@ -170,16 +219,16 @@ def _tidy(folder: Path, used: Collection[str]) -> None:
                     shutil.rmtree(one if unfinished else one.rename(folder / f"{UNFINISHED}{one.name}"))
 
 
-async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path) -> None:
+async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path, kind: AssetKind[Asset]) -> None:
     received = 0
     async for chunk in chunks:
         received += len(chunk.data)
-        if received > MAX_ASSET_BYTES:
-            raise ValueError(f"assets larger than {MAX_ASSET_BYTES} bytes")
+        if received > kind.max_bytes:
+            raise ValueError(f"assets larger than {kind.max_bytes} bytes")
         # The runner sends the name. Only known names are written, so that no file lands outside the folder.
-        if chunk.name in ASSET_FILES:
+        if chunk.name in kind.files:
             with (folder / chunk.name).open("ab") as file:
                 file.write(chunk.data)
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / kind.needed).exists():
         # The digest covers the list of files, so no other runner has this one either. Asking again is of no use.
-        raise Internal("the model's folder has no tokenizer.json; save the tokenizer there with save_pretrained()")
+        raise Internal(kind.lacks)

@@ -57,6 +57,12 @@ class Target:
         return own or self.group.asset_digest
 
     @property
+    def template_digest(self) -> str:
+        """Of the adapter's own chat template; empty: the base model's is used. It comes with the adapter's digest in
+        one entry of the catalog. So a prompt is rendered with the template of the weights that it is enqueued for."""
+        return self.adapter.template_digest if self.adapter is not None else ""
+
+    @property
     def max_class(self) -> "common_pb2.RequestClass.ValueType":
         return self.adapter.max_class if self.adapter is not None else common_pb2.REQUEST_CLASS_UNSPECIFIED
 

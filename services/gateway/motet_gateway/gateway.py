@@ -11,7 +11,7 @@ from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import Surroundings
 from motet_gateway.admission import Admission
-from motet_gateway.assets import AssetStore
+from motet_gateway.assets import MODEL_ASSETS, TEMPLATES, AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.explanations import Explanations
@@ -80,7 +80,12 @@ class Gateway:
         self._drained = False
         self.writes = WritesOfTurn()
         self.listeners: set[Callable[[], None]] = set()
-        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners, network=surroundings.network)
+        self.assets = AssetStore(
+            process.cache_dir / "assets", self._notify_listeners, network=surroundings.network, kind=MODEL_ASSETS
+        )
+        self.templates = AssetStore(
+            process.cache_dir / "templates", self._notify_listeners, network=surroundings.network, kind=TEMPLATES
+        )
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
         self.grammars = GrammarTrials()
@@ -133,6 +138,7 @@ class Gateway:
             await self.renderer.close()
             await self.grammars.close()
             await self.assets.close()
+            await self.templates.close()
 
     async def drain(self) -> None:
         """Wait until running answers end. After `drain_seconds` end them with an error. Then no other answer begins:
@@ -183,12 +189,26 @@ class Gateway:
         if waits_for := target.not_ready_reason():
             return NotReadyReason(waits_for, group, runners)
         if (text := self.assets.get(target.asset_digest)) is not None:
-            return target, text
+            return self._with_own_template(target, text, runners)
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
             f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners, soon=runners
         )
+
+    def _with_own_template(
+        self, target: Target, text: ModelTokenizer, runners: bool
+    ) -> tuple[Target, ModelTokenizer] | NotReadyReason:
+        """With the chat template that the adapter's revision brings. If the name means another revision before the
+        prompt is placed, the scheduler refuses it, and the call begins again with that one's (`ModelOfCall`)."""
+        if not (digest := target.template_digest) or target.adapter is None:
+            return target, text
+        group = target.group.group
+        if (template := self.templates.get(digest)) is not None:
+            return target, text.with_template(template, target.adapter.ref.namespace)
+        self.templates.fetch(digest, lambda: self._addresses(group), adapter=target.adapter_digest)
+        why = f"fetching the chat template of {target.adapter_name}"
+        return NotReadyReason(why, "" if runners else group, runners, soon=runners)
 
     def weights_of(self, model: str, caller: Caller) -> Weights | None:
         """What a name means at the moment; None: nothing. Unlike `find` it fetches nothing."""
@@ -224,6 +244,7 @@ class Gateway:
         for group in self.catalog.current.groups:
             self._fetch(group.asset_digest, group.group)
         self.assets.forget_unwanted()
+        self.templates.forget_unwanted()
         self._notify_listeners()
 
     def _fetch(self, digest: str, group: str) -> None:

@@ -1,12 +1,16 @@
-"""Runner.Assets: sends a gateway the assets of the base model, by their digest."""
+"""Runner.Assets: sends a gateway the assets of the base model, or the chat template of an adapter, by their digest."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES
 from motet.api.v1 import runner_pb2
 from motet.digest import asset_files
 from motet.domain import Digest
 from motet.errors import NotFound
+from motet_runner.adapters.cache import TEMPLATE
+from motet_runner.adapters.policy.life import AdapterLife
 
 CHUNK_BYTES = 256 * 1024
 
@@ -26,3 +30,28 @@ async def stream_assets(
                 if not following:
                     break
                 data = following
+
+
+async def stream_template(
+    life: AdapterLife | None, request: runner_pb2.AssetsRequest
+) -> AsyncIterator[runner_pb2.AssetChunk]:
+    """The chat template of an adapter that this runner has checked. Raises NotFound for any other. The file may be
+    damaged: the gateway compares its digest."""
+    held, content = life.held if life is not None else None, b""
+    checked = held.certification if held is not None else None
+    if held is not None and checked is not None and checked.certificate.template_digest == request.digest:
+        content = checked.template or await asyncio.to_thread(_read, held.folder / TEMPLATE)
+    if not content:
+        raise NotFound(f"This runner has no chat template {request.digest!r} of an adapter {request.adapter!r}.")
+    for start in range(0, len(content), CHUNK_BYTES):
+        data = content[start : start + CHUNK_BYTES]
+        yield runner_pb2.AssetChunk(name=TEMPLATE, data=data, last=start + CHUNK_BYTES >= len(content))
+
+
+def _read(path: Path) -> bytes:
+    """Empty: it is not there any more, or not ours."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_ADAPTER_TEMPLATE_BYTES)
+    except OSError:
+        return b""

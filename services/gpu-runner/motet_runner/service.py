@@ -30,7 +30,7 @@ from motet_runner.adapters.check_processes import CheckProcesses
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.kept_proofs import KeptProofs, ProofKey
 from motet_runner.assembly import assemble, new_identity
-from motet_runner.assets import stream_assets
+from motet_runner.assets import stream_assets, stream_template
 from motet_runner.engine_client import EngineClient
 from motet_runner.hang_detector import HangDetector
 from motet_runner.interface import EngineInfo
@@ -144,7 +144,7 @@ class RunnerService:
 
     async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> LoadedRunner:
         settings = self._settings
-        limits = EngineLimits.of_engine(info)
+        limits = EngineLimits.of_engine(info).with_base(self._folder.absolute(), assets, info.vocabulary)
         self._checks = CheckProcesses(limits)
         cache = DiskCache(
             self._process.cache_dir.absolute() / "adapters",
@@ -198,7 +198,12 @@ class RunnerService:
         await self._loaded().serve_gateway(stream)
 
     async def _assets(self, request: runner_pb2.AssetsRequest) -> AsyncIterator[runner_pb2.AssetChunk]:
-        async for chunk in stream_assets(self._folder, self._loaded().facts.asset_digest, request):
+        loaded = self._loaded()
+        if request.adapter:
+            chunks = stream_template(loaded.adapters.get(request.adapter), request)
+        else:
+            chunks = stream_assets(self._folder, loaded.facts.asset_digest, request)
+        async for chunk in chunks:
             yield chunk
 
     def _loaded(self) -> LoadedRunner:

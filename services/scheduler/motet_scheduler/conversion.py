@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.chat_formats import ChatFormats
+from motet.digest import is_digest
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
@@ -113,6 +114,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         device_rank=it.device_rank,
         proved_by=tuple(it.proved_by[:MAX_KERNELS]),
         recorded_answers=it.recorded_answers if it.recorded_answers in AGREEMENTS else "",
+        template_digest=it.template_digest if is_digest(it.template_digest) else "",
     )
 
 
@@ -134,6 +136,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         device_rank=it.device_rank,
         proved_by=it.proved_by,
         recorded_answers=it.recorded_answers,
+        template_digest=it.template_digest,
     )
 
 
@@ -379,6 +382,7 @@ def _write_catalog_adapter(adapter: CatalogAdapter) -> scheduler_pb2.CatalogAdap
         base_digest=adapter.base.digest if adapter.base is not None else "",
         asset_digest=adapter.base.asset_digest if adapter.base is not None else "",
         chat=adapter.chat.to_proto(),
+        template_digest=adapter.template_digest,
     )
 
 

@@ -27,7 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (10, "c283d6ac6955e565")
+RULES_OF_VERSION = (11, "c283d6ac6955e565")
 """The version of the checks, and the hash of the constants that decide."""
 
 

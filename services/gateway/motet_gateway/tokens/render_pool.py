@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import orjson
 import structlog
 
-from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
+from motet.errors import AdapterIncompatible, Internal, InvalidRequest, MotetError, Overloaded
 from motet.room_per_tenant import RoomPerTenant
 from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
@@ -37,29 +37,41 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 
 
 class TemplateText:
-    """A chat template as the model has it, or as a request brings it, not parsed yet."""
+    """A chat template as the model or an adapter has it, or as a request brings it, not parsed yet."""
 
-    __slots__ = ("brought_by", "declared", "digest", "special_tokens", "text")
+    __slots__ = ("adapter_of", "brought_by", "declared", "digest", "special_tokens", "text")
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], *, brought_by: str | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        special_tokens: Mapping[str, str],
+        *,
+        brought_by: str | None = None,
+        adapter_of: str | None = None,
+    ) -> None:
         self.text: Final = text
         self.brought_by: Final = brought_by
-        """The tenant whose request brings it; None: it is the model's."""
+        """The tenant whose request brings it; None: it is the model's, or an adapter's."""
+        self.adapter_of: Final = adapter_of
+        """The namespace whose adapter has it; None: it is not an adapter's."""
         self.special_tokens: Final = special_tokens
         self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
         # No two tenants share a process for what they bring: how fast an answer comes would betray the other's text.
-        self.digest: Final = hashlib.sha256(orjson.dumps([brought_by]) + self.declared).digest()
+        self.digest: Final = hashlib.sha256(orjson.dumps([brought_by, adapter_of]) + self.declared).digest()
 
     def error(self, error: CannotRender) -> InvalidRequest:
         if error.field:
             return InvalidRequest(f"{error.field}: {error.why}", param=error.field)
         if self.brought_by is not None:
             return InvalidRequest(f"chat_template: it {error.why}", param="chat_template")
-        return InvalidRequest(f"the model's chat template {error.why}", param="messages")
+        whose = "model" if self.adapter_of is None else "adapter"
+        return InvalidRequest(f"the {whose}'s chat template {error.why}", param="messages")
 
     def broken(self, why: str) -> MotetError:
         if self.brought_by is not None:
             return InvalidRequest(f"chat_template: {why}", param="chat_template")
+        if self.adapter_of is not None:
+            return AdapterIncompatible(f"the adapter has a broken chat template: {why}")
         return Internal(f"the model has a broken chat template: {why}")
 
 

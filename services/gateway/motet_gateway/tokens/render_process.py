@@ -17,8 +17,9 @@ from typing import Any
 
 import orjson
 
+from motet.chat_environment import reads
 from motet.confined import confine
-from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate, reads
+from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
 from motet_gateway.tokens.metered_template import metered_code
 
 DONE, REFUSED, BROKEN, NO_MEMORY = b"+", b"-", b"!", b"m"

@@ -18,7 +18,8 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_context
 from markupsafe import Markup
 
-from motet_gateway.tokens.chat_template import CannotRender, ChatEnvironment
+from motet.chat_environment import ChatEnvironment
+from motet_gateway.tokens.chat_template import CannotRender
 
 BUDGET = 25_000
 """Units of work per rendering. One unit is about as long as jinja2 takes for one node of a template. Ten messages with

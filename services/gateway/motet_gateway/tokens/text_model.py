@@ -1,5 +1,6 @@
 """A model's tokenizer, chat template and sampling defaults, read from a folder of assets. No weights."""
 
+import copy
 import os
 import re
 from array import array
@@ -10,10 +11,11 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from motet.adapter_template import SPECIAL_TOKENS, AdapterTemplate, token_text
 from motet.asset_fields import AssetFields
+from motet.chat_environment import reads
 from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
 from motet.tool_calls.formats import ToolFormatName, format_of_template
-from motet_gateway.tokens.chat_template import reads
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
 from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, borders, pieces
@@ -22,9 +24,6 @@ from motet_gateway.tokens.token_bytes import TokenBytes
 # A text is encoded in the thread that asks for it. Otherwise the library has as many threads as the machine has cores,
 # and each of them keeps memory.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
 
 MAX_UNCUT_BYTES = 512 * 1024
 """The most bytes of a text that are encoded at once. A longer text is cut where that does not change its tokens."""
@@ -104,7 +103,7 @@ class ModelTokenizer:
             fields = AssetFields(folder)
         except ModelFolderError as error:
             raise Internal(error.message) from None
-        special = {name: _token_text(fields.tokenizer.get(name)) for name in _SPECIAL_TOKENS}
+        special = {name: token_text(fields.tokenizer.get(name)) for name in SPECIAL_TOKENS}
         return cls(
             tokenizer,
             TemplateText(fields.chat_template, special) if fields.chat_template else None,
@@ -187,7 +186,11 @@ class ModelTokenizer:
             )
         return self.template
 
-
-def _token_text(token: Any) -> str:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""
+    def with_template(self, template: AdapterTemplate, namespace: str) -> Self:
+        """The same tokens with the chat template of an adapter of this namespace. It costs no copy of the tokenizer."""
+        own = copy.copy(self)
+        object.__setattr__(own, "template", TemplateText(template.text, template.special_tokens, adapter_of=namespace))
+        object.__setattr__(own, "special_tokens", dict(template.special_tokens))
+        object.__setattr__(own, "tool_format", format_of_template(template.text))
+        object.__setattr__(own, "shows_tools", template.shows_tools)
+        return own

@@ -38,6 +38,8 @@ from motet_runner.sources.partial_fetch import key_of
 log = structlog.get_logger(__name__)
 
 CERTIFICATE = "certificate.json"
+TEMPLATE = "template.json"
+"""The adapter's own chat template, as the check has resolved it"""
 
 RECENT_NS = 2_000_000_000
 """The times of files are so coarse on some disks that a second change soon after the first one does not show."""

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 import orjson
 from google.protobuf import json_format
 
+from motet.adapter_template import digest_of_template
 from motet.api.v1 import scheduler_pb2
+from motet.domain import Digest
+from motet_runner.adapters.chat_template import own_template
 from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.recorded_answers import read_recorded_answers
+from motet_runner.adapters.tokenizer_check import check_tokenizer
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
 
@@ -33,6 +37,12 @@ class EngineLimits(NamedTuple):
     """The linears that have a bias"""
     max_device_rank: int | None = None
     """The largest rank on the device, with what scales take; None: any that `max_lora_rank` allows."""
+    model: str = ""
+    """The base model's folder, with its tokenizer and chat template; empty: there is none here"""
+    asset_digest: str = ""
+    """Of these files"""
+    vocabulary: int = 0
+    """The number of the base model's token ids"""
 
     @classmethod
     def of_engine(cls, info: EngineInfo) -> "EngineLimits":
@@ -48,9 +58,12 @@ class EngineLimits(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[Any]) -> "EngineLimits":
         """From the JSON of `encode`."""
-        modules, rank, dtype, no_scales, biased, device_rank = values
+        modules, rank, dtype, no_scales, biased, device_rank, *base = values
         shapes = {module: (inputs, outputs) for module, (inputs, outputs) in modules.items()}
-        return cls(shapes, rank, dtype, no_scales, tuple(biased), device_rank)
+        return cls(shapes, rank, dtype, no_scales, tuple(biased), device_rank, *base)
+
+    def with_base(self, model: Path, asset_digest: Digest, vocabulary: int) -> "EngineLimits":
+        return self._replace(model=str(model), asset_digest=asset_digest, vocabulary=vocabulary)
 
     def encode(self) -> bytes:
         return orjson.dumps(tuple(self))
@@ -62,6 +75,7 @@ class EngineLimits(NamedTuple):
         modules = sha256(orjson.dumps(linears, option=orjson.OPT_SORT_KEYS)).hexdigest()
         text = f"{self.dtype}, rank {self.max_lora_rank}, linears {modules}"
         text += "" if self.max_device_rank is None else f", device rank {self.max_device_rank}"
+        text += f", assets {self.asset_digest}" if self.asset_digest else ""
         return text + (", no scales" if self.no_scales else "")
 
 
@@ -80,13 +94,21 @@ class Certification:
     """True if the adapter has recorded answers."""
     proved_before: bool = False
     """True if an engine that differs from this one has proved the adapter: in its version, its device …"""
+    template: bytes = field(default=b"", repr=False)
+    """The adapter's own chat template, encoded, if it is not in its file"""
 
     @classmethod
     def of(
-        cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "", *, recorded: bool = False
+        cls,
+        certificate: scheduler_pb2.Certificate,
+        layout: AdapterLayout,
+        engine: str = "",
+        *,
+        recorded: bool = False,
+        template: bytes = b"",
     ) -> "Certification":
         packed = zlib.compress(certificate.SerializeToString(deterministic=True))
-        return cls(packed, layout, engine, recorded=recorded)
+        return cls(packed, layout, engine, recorded=recorded, template=template)
 
     @property
     def certificate(self) -> scheduler_pb2.Certificate:
@@ -110,9 +132,9 @@ class Certification:
         return json.dumps(kept, indent=1) + "\n"
 
     @classmethod
-    def decode(cls, text: str, folder: Path, packed: bytes = b"") -> "Certification":
-        """`packed`: the layout's linears, if they are not in their file. Raises ValueError for a text that `encode` has
-        not written."""
+    def decode(cls, text: str, folder: Path, packed: bytes = b"", template: bytes = b"") -> "Certification":
+        """`packed`, `template`: the layout's linears and the chat template, if they are not in their files. Raises
+        ValueError for a text that `encode` has not written."""
         try:
             kept = json.loads(text)
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
@@ -120,7 +142,7 @@ class Certification:
             stamp, rank, size = FileStamp(*layout["stamp"]), int(layout["rank"]), int(layout["size"])
             linears_file = checked_name(layout["linears_file"], packed)
             found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, linears_file, packed)
-            return cls.of(certificate, found, kept["engine"], recorded=bool(kept["recorded"]))
+            return cls.of(certificate, found, kept["engine"], recorded=bool(kept["recorded"]), template=template)
         except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
@@ -138,6 +160,10 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         max_device_rank=limits.max_device_rank,
     )
     recorded = read_recorded_answers(folder)
+    base = Path(limits.model) if limits.model else None
+    check_tokenizer(folder, base, limits.vocabulary)
+    own = own_template(folder, base)
+    template = own.encode() if own is not None else b""
     check_values(found.layout.file, found.tensors)
     check_products(found.layout, limits.dtype)
     certificate = scheduler_pb2.Certificate(
@@ -148,5 +174,6 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         mapped=len(found.tensors),
         method=found.method,
         warnings=found.warnings,
+        template_digest=digest_of_template(template) if template else "",
     )
-    return Certification.of(certificate, found.layout, str(limits), recorded=recorded is not None)
+    return Certification.of(certificate, found.layout, str(limits), recorded=recorded is not None, template=template)

@@ -88,7 +88,13 @@ def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
             read_header(folder / WEIGHTS_NAME)
             return orjson.dumps({"whole": True})
         found = certify(folder, limits)
-        return orjson.dumps({"certification": found.encode(), "linears": found.layout.packed.decode()})
+        return orjson.dumps(
+            {
+                "certification": found.encode(),
+                "linears": found.layout.packed.decode(),
+                "template": found.template.decode(),
+            }
+        )
     except AdapterIncompatible as error:
         return orjson.dumps({"refused": error.message, "reason": error.reason, "param": error.param})
     except OSError as error:
@@ -99,9 +105,9 @@ def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
         return orjson.dumps({"defect": traceback.format_exc()[-MAX_TRACE_CHARS:].encode(errors="replace").decode()})
 
 
-def decoded(said: bytes, folder: Path) -> tuple[str, bytes]:
-    """The text of the certification and the packed linears of its layout; empty if only the header was read. Raises the
-    error of the check."""
+def decoded(said: bytes, folder: Path) -> tuple[str, bytes, bytes]:
+    """The text of the certification, the packed linears of its layout and the chat template; empty if only the header
+    was read. Raises the error of the check."""
     found: dict[str, Any] = orjson.loads(said)
     if "defect" in found:
         log.error("adapter_check_failed", folder=str(folder), trace=found["defect"])
@@ -110,7 +116,7 @@ def decoded(said: bytes, folder: Path) -> tuple[str, bytes]:
         raise AdapterIncompatible(found["refused"], reason=found["reason"], param=found["param"])
     if "errno" in found:
         raise OSError(found["errno"], found["strerror"], found["filename"] or None)
-    return found.get("certification", ""), found.get("linears", "").encode()
+    return found.get("certification", ""), found.get("linears", "").encode(), found.get("template", "").encode()
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ class CheckProcesses:
     def check(self, folder: Path) -> Certification:
         """Raises AdapterIncompatible, OSError if the files can't be read, and AdapterFetchFailed if the check could not
         be finished for another reason than the adapter."""
-        text, linears = self._checked(folder)
-        return Certification.decode(text, folder, linears)
+        text, linears, template = self._checked(folder)
+        return Certification.decode(text, folder, linears, template)
 
     def check_header(self, folder: Path) -> None:
         """Only whether the weights are whole. Raises the same errors."""
         self._checked(folder, header_only=True)
 
-    def _checked(self, folder: Path, *, header_only: bool = False) -> tuple[str, bytes]:
+    def _checked(self, folder: Path, *, header_only: bool = False) -> tuple[str, bytes, bytes]:
         process = self._take()
         try:
             if process is None:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from motet.domain import Digest
-from motet_runner.adapters.cache import CERTIFICATE, DiskCache
+from motet_runner.adapters.cache import CERTIFICATE, TEMPLATE, DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import KeptProofs
@@ -50,10 +50,13 @@ class Checks:
             certificate, layout = checked.certificate, checked.layout
             certificate.digest, certificate.base_digest = held.digest, self._base_digest
             certificate.size_bytes, certificate.checker = held.bytes, self._version
-            checked = Certification.of(certificate, layout, checked.engine, recorded=checked.recorded)
-            found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
+            checked = Certification.of(
+                certificate, layout, checked.engine, recorded=checked.recorded, template=checked.template
+            )
+            template = {TEMPLATE: checked.template} if checked.template else {}
+            found = {layout.linears_file: layout.packed, **template, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
-                checked = self._with_slab(held, replace(checked, layout=layout.stored()))
+                checked = self._with_slab(held, replace(checked, layout=layout.stored(), template=b""))
         return self._with_proofs(held, checked)
 
     def earlier(self, held: Held) -> Certification | None:
@@ -93,6 +96,8 @@ class Checks:
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
         same = found == (held.digest, self._base_digest, self._version, self._engine_limits)
         if not same or not checked.layout.file_unchanged() or not checked.layout.is_stored():
+            return None
+        if certificate.template_digest and not (held.folder / TEMPLATE).is_file():
             return None
         return self._with_slab(held, checked)
 

@@ -60,6 +60,10 @@ class Revision:
         return self.certificate.rank if self.certificate is not None else 0
 
     @property
+    def template_digest(self) -> str:
+        return self.certificate.template_digest if self.certificate is not None else ""
+
+    @property
     def device_rank(self) -> int:
         return (self.certificate.device_rank if self.certificate is not None else 0) or self.rank
 
@@ -858,6 +862,7 @@ class Adapters:
             failure=adapter.failure,
             share=spec.share,
             chat=spec.chat,
+            template_digest=serving.template_digest if serving is not None else "",
             base=self._bases.find(spec.group, serving.key.base) if serving is not None and other else None,
         )
 

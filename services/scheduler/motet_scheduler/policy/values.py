@@ -243,6 +243,8 @@ class Certificate:
     """Kernels that have proved it"""
     recorded_answers: str = ""
     """One of `AGREEMENTS`; empty: they were not compared, or there are none."""
+    template_digest: str = ""
+    """Of its own chat template; empty: it is rendered with the base model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +321,8 @@ class CatalogAdapter:
     base: BaseModel | None = None
     """Set while its revision is for another base model than the group has now."""
 
+    template_digest: str = ""
+    """Of the chat template of its revision; empty: the base model's"""
     chat: ChatFormats = UNDECLARED
 
 

@@ -58,7 +58,7 @@ class RunnerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Assets(self, request, context):
-        """Tokenizer, chat template and generation config of a base or an adapter, by digest.
+        """Tokenizer, chat template and generation config of a base, or the chat template of an adapter, by digest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,7 @@ class RunnerStub:
     Generate: _grpc.StreamStreamMultiCallable[_runner_pb2.GenerateUp, _runner_pb2.GenerateDown]
     """One stream per gateway. The runner answers with one Step per engine iteration for all of that gateway's sequences."""
     Assets: _grpc.UnaryStreamMultiCallable[_runner_pb2.AssetsRequest, _runner_pb2.AssetChunk]
-    """Tokenizer, chat template and generation config of a base or an adapter, by digest."""
+    """Tokenizer, chat template and generation config of a base, or the chat template of an adapter, by digest."""
 
 @_typing.type_check_only
 class RunnerAsyncStub(RunnerStub):
@@ -43,7 +43,7 @@ class RunnerAsyncStub(RunnerStub):
     Generate: _aio.StreamStreamMultiCallable[_runner_pb2.GenerateUp, _runner_pb2.GenerateDown]  # type: ignore[assignment]
     """One stream per gateway. The runner answers with one Step per engine iteration for all of that gateway's sequences."""
     Assets: _aio.UnaryStreamMultiCallable[_runner_pb2.AssetsRequest, _runner_pb2.AssetChunk]  # type: ignore[assignment]
-    """Tokenizer, chat template and generation config of a base or an adapter, by digest."""
+    """Tokenizer, chat template and generation config of a base, or the chat template of an adapter, by digest."""
 
 class RunnerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,6 +60,6 @@ class RunnerServicer(metaclass=_abc_1.ABCMeta):
         request: _runner_pb2.AssetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_runner_pb2.AssetChunk], _abc.AsyncIterator[_runner_pb2.AssetChunk]]:
-        """Tokenizer, chat template and generation config of a base or an adapter, by digest."""
+        """Tokenizer, chat template and generation config of a base, or the chat template of an adapter, by digest."""
 
 def add_RunnerServicer_to_server(servicer: RunnerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1115,6 +1115,7 @@ class CatalogAdapter(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     """what clients say inside the tenant; tenant/name elsewhere"""
@@ -1122,12 +1123,14 @@ class CatalogAdapter(_message.Message):
     digest: _builtins.str
     """of the revision that new requests use; empty until one is checked"""
     asset_digest: _builtins.str
-    """its own tokenizer or template; empty: the base's"""
+    """with base_digest: of that base model; empty: the group's"""
     rank: _builtins.int
     source: _builtins.str
     max_class: _common_pb2.RequestClass.ValueType
     base_digest: _builtins.str
     """that its revision was checked for, with its asset_digest; empty: the group's"""
+    template_digest: _builtins.str
+    """of the chat template that its revision brings; empty: the base's"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -1156,10 +1159,11 @@ class CatalogAdapter(_message.Message):
         share: _abc.Iterable[_builtins.str] | None = ...,
         base_digest: _builtins.str = ...,
         chat: Global___ChatFormats | None = ...,
+        template_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "chat", b"chat", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "chat", b"chat", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state", "template_digest", b"template_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1636,6 +1640,7 @@ class Certificate(_message.Message):
     DEVICE_RANK_FIELD_NUMBER: _builtins.int
     PROVED_BY_FIELD_NUMBER: _builtins.int
     RECORDED_ANSWERS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1655,6 +1660,8 @@ class Certificate(_message.Message):
     """what counts in device memory: rank, and more if it scales results; 0 means rank"""
     recorded_answers: _builtins.str
     """Agree or Differ; empty: they were not compared, or there are none"""
+    template_digest: _builtins.str
+    """of its own chat template; empty: it is rendered with the base's"""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1686,10 +1693,11 @@ class Certificate(_message.Message):
         device_rank: _builtins.int = ...,
         proved_by: _abc.Iterable[_builtins.str] | None = ...,
         recorded_answers: _builtins.str = ...,
+        template_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "recorded_answers", b"recorded_answers", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "recorded_answers", b"recorded_answers", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "template_digest", b"template_digest", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

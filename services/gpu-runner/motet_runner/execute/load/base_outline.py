@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from motet.digest import asset_digest
 from motet.errors import MotetError
 from motet_runner.adapters.certification import EngineLimits
 from motet_runner.adapters.layout import ON_A_GPU, WITH_VLLM
@@ -35,7 +36,15 @@ def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
         linears = load(config.model, dtype, config.device).linears
     shapes = {path: shape for path, module in linears.items() if (shape := features(module)) is not None}
     no_scales = WITH_VLLM if with_vllm else no_scales_of(config)
-    return EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
+    limits = EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
+    return limits.with_base(config.model, asset_digest(config.model), _vocabulary(raw))
+
+
+def _vocabulary(raw: dict[str, Any]) -> int:
+    """0: the config does not say it."""
+    of_text = raw.get("text_config")
+    found = raw.get("vocab_size") or (of_text.get("vocab_size") if isinstance(of_text, dict) else 0)
+    return found if isinstance(found, int) else 0
 
 
 def no_scales_of(config: EngineConfig) -> str:
