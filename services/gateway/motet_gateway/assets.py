@@ -6,6 +6,8 @@ So the gateway needs no model folder, and after a restart it needs no runner eit
 
 import asyncio
 import contextlib
+import itertools
+import math
 import os
 import shutil
 import tempfile
@@ -17,13 +19,14 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES, AdapterTemplate, digest_of_template
+from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES, digest_of_template
 from motet.api.v1 import runner_pb2
 from motet.digest import ASSET_FILES, asset_digest
 from motet.errors import Internal, MotetError, SetupError
 from motet.rpc import Backoff
-from motet.transport import CallFailed, Network
+from motet.transport import CallFailed, Network, StatusCode
 from motet.transport.methods import ASSETS
+from motet_gateway.tokens.own_template import OwnTemplate
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 log = structlog.get_logger(__name__)
@@ -40,8 +43,38 @@ MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 
 TEMPLATE = "template.json"
+TIDY_SECONDS = 60.0
+MAX_OWNERS = 8
+"""Adapters that are named to runners for one template: many may have the same one."""
 
 Asset = TypeVar("Asset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """On what strangers can make more of. What leaves memory is read from the disk again, and what leaves the disk is
+    fetched again."""
+
+    kept_bytes: float = math.inf
+    """In memory"""
+    kept_bytes_of_namespace: float = math.inf
+    disk_bytes: float = math.inf
+    disk_entries: float = math.inf
+    at_once: int = 64
+    """Fetches"""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOwner:
+    """An adapter that has the chat template."""
+
+    adapter: str
+    """Its digest"""
+    namespace: str
+    missing: Callable[[], None]
+    """Called when no runner has it"""
+    over: Callable[[], None]
+    """Called when it is there, or nobody wants it any more"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +90,8 @@ class AssetKind(Generic[Asset]):
     digest: Callable[[Path], str]
     read: Callable[[Path], Asset]
     """Called in a thread"""
+    size: Callable[[Asset], int]
+    bounds: "Bounds"
 
 
 MODEL_ASSETS = AssetKind(
@@ -66,6 +101,8 @@ MODEL_ASSETS = AssetKind(
     MAX_ASSET_BYTES,
     asset_digest,
     lambda folder: ModelTokenizer.from_folder(folder),  # noqa: PLW0108 - looked up at each call
+    lambda _: 0,
+    Bounds(),
 )
 TEMPLATES = AssetKind(
     (TEMPLATE,),
@@ -73,7 +110,15 @@ TEMPLATES = AssetKind(
     "the runner has sent no chat template of the adapter",
     MAX_ADAPTER_TEMPLATE_BYTES,
     lambda folder: digest_of_template((folder / TEMPLATE).read_bytes()),
-    lambda folder: AdapterTemplate.decode((folder / TEMPLATE).read_bytes()),
+    lambda folder: OwnTemplate.from_file(folder / TEMPLATE),
+    lambda template: template.bytes,
+    Bounds(
+        kept_bytes=64 << 20,
+        kept_bytes_of_namespace=8 << 20,
+        disk_bytes=256 << 20,
+        disk_entries=4096,
+        at_once=8,
+    ),
 )
 
 
@@ -86,6 +131,12 @@ class AssetStore(Generic[Asset]):
         self._changed = changed
         self._kind = kind
         self._models: dict[str, Asset] = {}
+        self._sizes: dict[str, tuple[str, int]] = {}
+        """Of these: namespace and bytes"""
+        self._owners: dict[str, dict[str, TemplateOwner]] = {}
+        """Of what is being fetched"""
+        self._free = asyncio.Semaphore(kind.bounds.at_once)
+        self._tidied = -math.inf
         self._failures: dict[str, tuple[float, MotetError]] = {}
         """With the time from which on a fetch may try again."""
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -101,12 +152,16 @@ class AssetStore(Generic[Asset]):
             self._wanted[digest] = asyncio.get_running_loop().time()
         return found
 
-    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]], *, adapter: str = "") -> None:
-        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again. `adapter`: the
-        digest of the adapter that it belongs to; empty: it is a base model's."""
+    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]], *, owner: TemplateOwner | None = None) -> None:
+        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again. `owner`: the
+        adapter that it belongs to; None: it is a base model's."""
         self._wanted[digest] = asyncio.get_running_loop().time()
+        if owner is not None:
+            owners = self._owners.setdefault(digest, {})
+            if len(owners) < MAX_OWNERS:
+                owners.setdefault(owner.adapter, owner)
         if digest and digest not in self._models and digest not in self._fetching and self._failure(digest) is None:
-            task = asyncio.create_task(self._load(digest, addresses, adapter), name=f"assets {digest[:19]}")
+            task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
             self._fetching[digest] = task
             task.add_done_callback(lambda _: self._fetching.pop(digest, None))
 
@@ -114,7 +169,8 @@ class AssetStore(Generic[Asset]):
         """What is wanted again later is read from the disk."""
         for digest in [one for one in self._wanted if self._unwanted(one) and one not in self._fetching]:
             del self._wanted[digest]
-            self._models.pop(digest, None)
+            self._drop(digest)
+            self._owners.pop(digest, None)
             self._failures.pop(digest, None)
 
     async def close(self) -> None:
@@ -123,14 +179,13 @@ class AssetStore(Generic[Asset]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]], adapter: str) -> None:
+    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
         folder = self._folder / _name_of(digest)
-        asked = runner_pb2.AssetsRequest(digest=digest, adapter=adapter)
         try:
             is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
-            if not is_whole and not await self._fetch_from_any(asked, addresses, folder):
+            if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
                 return
-            self._models[digest] = await asyncio.to_thread(self._kind.read, folder)
+            self._keep(digest, await asyncio.to_thread(self._kind.read, folder))
             self._failures.pop(digest, None)
             log.info("assets_ready", digest=digest)
         except MotetError as error:
@@ -140,7 +195,31 @@ class AssetStore(Generic[Asset]):
             self._failed(digest, Internal(f"the model's files cannot be used: {type(error).__name__}: {error}"))
             log.exception("assets_invalid", digest=digest)
         finally:
+            for owner in self._owners.pop(digest, {}).values():
+                owner.over()
             self._changed()
+
+    def _keep(self, digest: str, asset: Asset) -> None:
+        owners, bounds = self._owners.get(digest, {}), self._kind.bounds
+        of_namespace = bounds.kept_bytes_of_namespace
+        namespace = next((owner.namespace for owner in owners.values()), "")
+        self._models[digest], self._sizes[digest] = asset, (namespace, self._kind.size(asset))
+        self._shrink(digest, [one for one, (whose, _) in self._sizes.items() if whose == namespace], of_namespace)
+        self._shrink(digest, list(self._sizes), bounds.kept_bytes)
+
+    def _shrink(self, newest: str, digests: list[str], most: float) -> None:
+        """Drop those of them that were wanted longest ago"""
+        total = sum(self._sizes[one][1] for one in digests)
+        if total <= most:
+            return
+        for one in sorted(digests, key=lambda one: self._wanted.get(one, 0.0)):
+            if total > most and one != newest:
+                total -= self._sizes[one][1]
+                self._drop(one)
+
+    def _drop(self, digest: str) -> None:
+        self._models.pop(digest, None)
+        self._sizes.pop(digest, None)
 
     def _failure(self, digest: str) -> MotetError | None:
         until, failure = self._failures.get(digest, (0.0, None))
@@ -152,24 +231,35 @@ class AssetStore(Generic[Asset]):
     def _unwanted(self, digest: str) -> bool:
         return asyncio.get_running_loop().time() - self._wanted[digest] > UNWANTED_SECONDS
 
-    async def _fetch_from_any(
-        self, asked: runner_pb2.AssetsRequest, addresses: Callable[[], Iterable[str]], folder: Path
-    ) -> bool:
+    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> bool:
         """False: it is not wanted any more."""
-        digest = asked.digest
         backoff = Backoff(self._network.spread)
         while not self._unwanted(digest):
-            for address in list(addresses()):
+            owners = list(self._owners.get(digest, {}).values())
+            for address, adapter in itertools.product(list(addresses()), [one.adapter for one in owners] or [""]):
                 try:
-                    await self._fetch(asked, address, folder)
+                    async with self._free:
+                        await self._fetch(runner_pb2.AssetsRequest(digest=digest, adapter=adapter), address, folder)
                 except (CallFailed, OSError, TimeoutError, ValueError, SetupError) as error:
-                    log.warning("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
+                    absent = adapter and isinstance(error, CallFailed) and error.code is StatusCode.NOT_FOUND
+                    say = log.debug if absent else log.warning  # of many runners, few have checked an adapter
+                    say("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
                 else:
                     return True
                 finally:  # also when it has failed: the disk may be full
-                    await asyncio.to_thread(_tidy, self._folder, {_name_of(one) for one in self._wanted})
+                    await self._tidy_now_and_then()
+            for owner in owners:
+                owner.missing()
             await asyncio.sleep(backoff.next())
         return False
+
+    async def _tidy_now_and_then(self) -> None:
+        """Each time where few are kept. Where strangers decide how many, not for each of them."""
+        now = asyncio.get_running_loop().time()
+        if self._kind.bounds.disk_entries < math.inf and now - self._tidied < TIDY_SECONDS:
+            return
+        self._tidied = now
+        await asyncio.to_thread(_tidy, self._folder, {_name_of(one) for one in self._wanted}, self._kind.bounds)
 
     async def _fetch(self, asked: runner_pb2.AssetsRequest, address: str, folder: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -205,9 +295,28 @@ def _name_of(digest: str) -> str:
     return digest.rpartition(":")[2]
 
 
-def _tidy(folder: Path, used: Collection[str]) -> None:
+def _tidy(folder: Path, used: Collection[str], bounds: Bounds) -> None:
     """Remove what a gateway that was killed has left of a fetch, and files that nobody has used for long. Other
     processes may be fetching into other folders now."""
+    _tidy_unused(folder, used)
+    if bounds.disk_entries == math.inf:
+        return
+    kept: list[tuple[float, int, Path]] = []
+    with contextlib.suppress(OSError):
+        for one in folder.iterdir():
+            with contextlib.suppress(OSError):
+                if not one.name.startswith(UNFINISHED):
+                    kept.append((one.stat().st_mtime, sum(file.stat().st_size for file in one.iterdir()), one))
+    total, entries = sum(size for _, size, _ in kept), len(kept)
+    for _, size, one in sorted(kept):  # those first that were used longest ago
+        if total <= bounds.disk_bytes and entries <= bounds.disk_entries:
+            break
+        with contextlib.suppress(OSError):
+            shutil.rmtree(one.rename(folder / f"{UNFINISHED}{one.name}"))
+        total, entries = total - size, entries - 1
+
+
+def _tidy_unused(folder: Path, used: Collection[str]) -> None:
     with contextlib.suppress(OSError):
         for one in list(folder.iterdir()):
             with contextlib.suppress(OSError):

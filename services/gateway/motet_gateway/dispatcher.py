@@ -169,7 +169,7 @@ class Dispatcher:
         for number, part in enumerate(parts, 1):
             yield scheduler_pb2.ServeUp(live=scheduler_pb2.LiveRequests(requests=part, more=number < len(parts)))
         yield from self.levels.messages()
-        if self._held:
+        if self._held or self._held.templates():
             yield self._held_message()
         for live in waiting:
             yield scheduler_pb2.ServeUp(enqueue=choice_messages.enqueue(live, self._clock()))
@@ -509,7 +509,11 @@ class Dispatcher:
     # -------------------------------------------------------------------------------------------------------- messages
 
     def _held_message(self) -> scheduler_pb2.ServeUp:
-        groups = [scheduler_pb2.HeldGroup(group=group, requests=n) for group, n in self._held.by_group().items()]
+        requests, templates = self._held.by_group(), self._held.templates()
+        groups = [
+            scheduler_pb2.HeldGroup(group=group, requests=requests.get(group, 0), templates=templates.get(group, ()))
+            for group in requests.keys() | templates.keys()
+        ]
         return scheduler_pb2.ServeUp(held=scheduler_pb2.Held(groups=groups))
 
 

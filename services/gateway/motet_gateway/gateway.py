@@ -11,7 +11,7 @@ from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import Surroundings
 from motet_gateway.admission import Admission
-from motet_gateway.assets import MODEL_ASSETS, TEMPLATES, AssetStore
+from motet_gateway.assets import MODEL_ASSETS, TEMPLATES, AssetStore, TemplateOwner
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.explanations import Explanations
@@ -206,9 +206,19 @@ class Gateway:
         group = target.group.group
         if (template := self.templates.get(digest)) is not None:
             return target, text.with_template(template, target.adapter.ref.namespace)
-        self.templates.fetch(digest, lambda: self._addresses(group), adapter=target.adapter_digest)
+        self.templates.fetch(digest, lambda: self._addresses(group), owner=self._template_owner(target))
         why = f"fetching the chat template of {target.adapter_name}"
         return NotReadyReason(why, "" if runners else group, runners, soon=runners)
+
+    def _template_owner(self, target: Target) -> TemplateOwner:
+        assert target.adapter is not None
+        digest, group, namespace = target.adapter_digest, target.group.group, target.adapter.ref.namespace
+        return TemplateOwner(
+            digest,
+            namespace,
+            missing=lambda: self.held.template_missing(digest, group, namespace),
+            over=lambda: self.held.template_found(digest),
+        )
 
     def weights_of(self, model: str, caller: Caller) -> Weights | None:
         """What a name means at the moment; None: nothing. Unlike `find` it fetches nothing."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from motet.clock import Clock
+from motet.held_templates import MAX_HELD_TEMPLATES, MAX_OF_NAMESPACE
 
 NUMBERED_SECONDS = 1.0
 """How old a position may be. Thousands of requests may wait, and each asks for its position repeatedly."""
@@ -31,6 +32,9 @@ class HeldRequests:
 
         self._queues: dict[str, _GroupQueue] = {}
         """Queue by group; none is empty."""
+
+        self._templates: dict[str, tuple[str, str]] = {}
+        """By adapter digest: group and namespace of those whose chat template no runner has."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -62,6 +66,25 @@ class HeldRequests:
             queue.positions = {one: number for number, one in enumerate(queue.positions, 1)}
             queue.numbered_at, queue.moved = now, False
         return queue.positions[request]
+
+    def template_missing(self, adapter: str, group: str, namespace: str) -> None:
+        """No runner has its chat template, so that nothing is enqueued that would load it."""
+        same = sum(1 for _, other in self._templates.values() if other == namespace)
+        if adapter not in self._templates and same < MAX_OF_NAMESPACE and len(self._templates) < MAX_HELD_TEMPLATES:
+            self._templates[adapter] = group, namespace
+            self._changed()
+
+    def template_found(self, adapter: str) -> None:
+        """Or nobody wants it any more."""
+        if self._templates.pop(adapter, None) is not None:
+            self._changed()
+
+    def templates(self) -> Mapping[str, list[str]]:
+        """By group"""
+        found: dict[str, list[str]] = {}
+        for adapter, (group, _) in self._templates.items():
+            found.setdefault(group, []).append(adapter)
+        return found
 
     def by_group(self) -> Mapping[str, int]:
         return {group: len(queue.positions) for group, queue in self._queues.items()}

@@ -3,6 +3,7 @@
 What is said of each request is set field by field: to make the same by constructors takes three times as long.
 """
 
+from itertools import islice
 from math import isfinite
 from typing import NamedTuple, cast
 
@@ -10,6 +11,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.chat_formats import ChatFormats
 from motet.digest import is_digest
 from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.held_templates import MAX_HELD_TEMPLATES
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
     BatchCap,
@@ -274,9 +276,15 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
         case "live":
             return events.GatewayTold(gateway, tuple(map(_read_live, up.live.requests)), up.live.more)
         case "held":
-            return events.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
+            return _read_held(gateway, up.held)
         case _:
             return None
+
+
+def _read_held(gateway: str, held: scheduler_pb2.Held) -> events.RequestsHeld:
+    groups = tuple((GroupName(one.group), one.requests) for one in held.groups)
+    templates = ((GroupName(one.group), Digest(digest)) for one in held.groups for digest in one.templates)
+    return events.RequestsHeld(gateway, groups, tuple(islice(templates, MAX_HELD_TEMPLATES)))
 
 
 def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:

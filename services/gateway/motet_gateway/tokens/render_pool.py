@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -17,7 +18,8 @@ import structlog
 from motet.errors import AdapterIncompatible, Internal, InvalidRequest, MotetError, Overloaded
 from motet.room_per_tenant import RoomPerTenant
 from motet_gateway.tokens.chat_template import CannotRender
-from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
+from motet_gateway.tokens.namespace_turns import NamespaceTurns
+from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED, TOGETHER
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +33,7 @@ MAX_TEMPLATES = 64
 RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""
+OF_MODELS = (None, None)
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """The environment variables that a process inherits: no addresses, secrets or settings."""
@@ -39,7 +42,7 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 class TemplateText:
     """A chat template as the model or an adapter has it, or as a request brings it, not parsed yet."""
 
-    __slots__ = ("adapter_of", "brought_by", "declared", "digest", "special_tokens", "text")
+    __slots__ = ("adapter_of", "brought_by", "declared", "digest", "special_tokens", "text", "whose")
 
     def __init__(
         self,
@@ -57,7 +60,8 @@ class TemplateText:
         self.special_tokens: Final = special_tokens
         self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
         # No two tenants share a process for what they bring: how fast an answer comes would betray the other's text.
-        self.digest: Final = hashlib.sha256(orjson.dumps([brought_by, adapter_of]) + self.declared).digest()
+        self.whose: Final = (brought_by, adapter_of)
+        self.digest: Final = hashlib.sha256(orjson.dumps(self.whose) + self.declared).digest()
 
     def error(self, error: CannotRender) -> InvalidRequest:
         if error.field:
@@ -125,12 +129,14 @@ class _Died(Overloaded):
 class RenderPool:
     """Renders each template, short and long messages apart, one after the other, and in each queue of one tenant after
     the other: a template or a request that takes its time makes only its own queue wait. A template that a request
-    brings has a process of its own, so that it leaves no memory taken where others are rendered."""
+    brings has a process of its own, so that it leaves no memory taken where others are rendered. So have the adapters of
+    each namespace, which takes its turns (`NamespaceTurns`)."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
         self.most: Final = processes
+        self.turns: Final = NamespaceTurns(processes, time.monotonic)
         self._free_processes = asyncio.Semaphore(processes)
         self._busy = 0
         self._queues: dict[tuple[bytes, bool], _TemplateQueue] = {}
@@ -141,6 +147,12 @@ class RenderPool:
     async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
         """The prompt as text, from what `encoded` has made. Raises InvalidRequest when it cannot be rendered within the
         limits."""
+        if template.adapter_of is None:
+            return await self._render(template, context, tenant)
+        async with self.turns.waiting(template.adapter_of):
+            return await self._render(template, context, tenant)
+
+    async def _render(self, template: TemplateText, context: bytes, tenant: str) -> str:
         key = (template.digest, len(context) > LONG_BYTES)
         if (queue := self._queues.get(key)) is None:
             queue = self._queues[key] = _TemplateQueue()
@@ -157,8 +169,8 @@ class RenderPool:
 
     async def metered_code(self, template: TemplateText) -> bytes:
         """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
-        async with self._process_free():
-            process = await self._start()  # no other template has run in it
+        async with self._process_free(template):
+            process = await self._start(template)  # no other template has run in it
             try:
                 answer = await process.metered_code(template)
             except CannotRender:
@@ -171,6 +183,7 @@ class RenderPool:
 
     async def close(self) -> None:
         self._closed = True
+        self.turns.close()
         self._idle.clear()
         for process in list(self._running):
             process.kill()
@@ -222,21 +235,22 @@ class RenderPool:
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
         second dies, too, the messages are at fault. The same if one has no memory and has rendered before."""
-        async with self._process_free():
+        async with self._process_free(template):
             waiting = self._waiting_process(template)
             try:
-                answers = await self._ask_one(waiting or await self._start(), template, contexts)
+                answers = await self._ask_one(waiting or await self._start(template), template, contexts)
             except _Died:
                 if self._closed:
                     raise
             else:
                 if waiting is None or answers[-1][:1] != NO_MEMORY:
                     return answers
-            return await self._ask_one(await self._start(), template, contexts)
+            return await self._ask_one(await self._start(template), template, contexts)
 
     @asynccontextmanager
-    async def _process_free(self) -> AsyncIterator[None]:
-        async with self._free_processes:
+    async def _process_free(self, template: TemplateText) -> AsyncIterator[None]:
+        turn = nullcontext() if template.adapter_of is None else self.turns.turn(template.adapter_of)
+        async with turn, self._free_processes:
             self._busy += 1
             try:
                 yield
@@ -272,9 +286,9 @@ class RenderPool:
             raise CannotRender(f"needs more than {self._memory_bytes >> 20} MiB for these messages")
         return content.decode()
 
-    async def _start(self) -> "_RenderProcess":
+    async def _start(self, template: TemplateText) -> "_RenderProcess":
         while self._idle and len(self._idle) + self._busy > self.most:
-            ended = next((one for one in self._idle if one.of_request), self._idle[0])
+            ended = next((one for one in self._idle if one.whose != OF_MODELS), self._idle[0])
             self._idle.remove(ended)
             ended.kill()
         ours, theirs = socket.socketpair()
@@ -282,13 +296,14 @@ class RenderPool:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "motet_gateway.tokens.render_process"),
                 *(str(self._cpu_seconds), str(self._memory_bytes)),
+                *([TOGETHER] if template.adapter_of is not None else []),
                 stdin=theirs.fileno(),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 start_new_session=True,
             )
-        process = _RenderProcess(child, self._cpu_seconds)
+        process = _RenderProcess(child, self._cpu_seconds, template.whose)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
         self._running[process] = waited = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
@@ -308,19 +323,22 @@ def _resolve(answer: "asyncio.Future[bytes]", how: bytes | Exception) -> None:
 class _RenderProcess(asyncio.Protocol):
     """One at work, or waiting for the next job."""
 
-    def __init__(self, child: asyncio.subprocess.Process, cpu_seconds: float) -> None:
+    def __init__(
+        self, child: asyncio.subprocess.Process, cpu_seconds: float, whose: tuple[str | None, str | None]
+    ) -> None:
         self._child = child
+        self.whose: Final = whose
+        """Of its templates: `TemplateText.whose`"""
         self._cpu_seconds = cpu_seconds
         self._received = bytearray()
         self._answer: asyncio.Future[None] | None = None
         self._answers: list[bytes] = []
         self._wanted = 0
         self.known: set[bytes] = set()
-        self.of_request = False
-        """It renders one template, which a request has brought."""
 
     def serves(self, template: TemplateText) -> bool:
-        return template.digest in self.known or (template.brought_by is None and not self.of_request)
+        """One that a request has brought has its process for itself."""
+        return template.digest in self.known or (template.brought_by is None and template.whose == self.whose)
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """An answer for each, or fewer if the last one has used up the memory."""
@@ -328,7 +346,6 @@ class _RenderProcess(asyncio.Protocol):
         assert all(contexts), "the process would wait for what it is to answer, and we for it"
         declared = b"" if template.digest in self.known else template.declared
         self.known.add(template.digest)
-        self.of_request = template.brought_by is not None
         return await self._exchange((template.digest, declared, b"[" + b",".join(contexts) + b"]"), len(contexts))
 
     async def metered_code(self, template: TemplateText) -> bytes:

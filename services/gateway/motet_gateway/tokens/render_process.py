@@ -27,11 +27,13 @@ YES = "yes"
 """Answers a question. No is empty."""
 OUT_OF_TIME = signal.SIGPROF
 LENGTH_BYTES = 4
+TOGETHER = "together"
 TOGETHER_BYTES = 64 * 1024
 """Answers up to this size in all are sent in one write, and read in one."""
 
 
-def serve(link: socket.socket, cpu_seconds: float) -> None:
+def serve(link: socket.socket, cpu_seconds: float, *, together: bool = False) -> None:
+    """`together`: the time is for all that a job renders, so that others get their turn soon."""
     templates: dict[bytes, ChatTemplate | bytes] = {}
     while True:
         try:
@@ -46,7 +48,8 @@ def serve(link: socket.socket, cpu_seconds: float) -> None:
             elif declared:
                 templates[digest] = _compiled(declared)
             for context in orjson.loads(contexts or b"[]"):
-                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+                if not together:
+                    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 answers.append(_framed(*_rendered(templates[digest], context)))
         except (MemoryError, orjson.JSONDecodeError):
             # With too little memory orjson reports invalid JSON. The state of this process may be broken now, so
@@ -111,7 +114,7 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
 def main() -> None:
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     confine(memory_bytes)
-    serve(socket.socket(fileno=0), cpu_seconds)
+    serve(socket.socket(fileno=0), cpu_seconds, together=TOGETHER in sys.argv[3:])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ MAX_WAITING = 64
 class RequestTemplates:
     def __init__(self, processes: RenderPool) -> None:
         self._processes = processes
-        self._free = asyncio.Semaphore(max(1, processes.most - 1))
-        """One process is left for the models' own."""
+        self._free = processes.turns.free
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waiting = Counter[str]()
         self._running = set[asyncio.Task[str]]()

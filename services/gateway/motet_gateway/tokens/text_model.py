@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from motet.adapter_template import SPECIAL_TOKENS, AdapterTemplate, token_text
+from motet.adapter_template import SPECIAL_TOKENS, token_text
 from motet.asset_fields import AssetFields
 from motet.chat_environment import reads
 from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
 from motet.tool_calls.formats import ToolFormatName, format_of_template
+from motet_gateway.tokens.own_template import OwnTemplate
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
 from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, borders, pieces
@@ -186,11 +187,11 @@ class ModelTokenizer:
             )
         return self.template
 
-    def with_template(self, template: AdapterTemplate, namespace: str) -> Self:
+    def with_template(self, template: OwnTemplate, namespace: str) -> Self:
         """The same tokens with the chat template of an adapter of this namespace. It costs no copy of the tokenizer."""
         own = copy.copy(self)
-        object.__setattr__(own, "template", TemplateText(template.text, template.special_tokens, adapter_of=namespace))
-        object.__setattr__(own, "special_tokens", dict(template.special_tokens))
-        object.__setattr__(own, "tool_format", format_of_template(template.text))
+        object.__setattr__(own, "template", template.text_of(namespace))
+        object.__setattr__(own, "special_tokens", template.special_tokens)
+        object.__setattr__(own, "tool_format", template.tool_format)
         object.__setattr__(own, "shows_tools", template.shows_tools)
         return own

@@ -44,6 +44,8 @@ REVISION_REPLACED = ModelNotFound(
 )
 CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
+TEMPLATES_AT_ONCE = 4
+"""Per runner: loads for the sake of a chat template alone. Others are chosen in the order of requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ class Adapters:
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
         self.may_be_ordered = False
+        self._templates: dict[str, tuple[tuple[GroupName, Digest], ...]] = {}
+        """By gateway: adapters whose chat template no runner has sent it"""
         """Whether something has changed since orders were given last, so that others may be due."""
         self.order_times: list[float] = []
         """When an order is repeated, or given that could not be given yet. A heap; each once, and some out of date."""
@@ -638,6 +642,39 @@ class Adapters:
             yield PinAdapters(runner.instance, tuple(sorted(to_keep)))
         for runner, digest, source in missing:
             yield self.load(runner, digest, source, now)
+
+    # ------------------------------------------------------------------------------------------------------- templates
+
+    def templates_held(self, gateway: str, wanted: tuple[tuple[GroupName, Digest], ...]) -> None:
+        """A gateway waits for the chat templates of these adapters. It replaces what it said before."""
+        if self._templates.pop(gateway, ()) != wanted:
+            self.may_be_ordered = True
+        if wanted:
+            self._templates[gateway] = wanted
+
+    def for_templates(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
+        """Load adapters whose chat template gateways wait for, and whose files no runner has any more: requests for
+        them cannot be enqueued before, so no placement loads them."""
+        coming: Counter[InstanceName] = Counter()
+        missing: list[tuple[Adapter, Revision, list[Runner]]] = []
+        for group, digest in dict.fromkeys(one for wanted in self._templates.values() for one in wanted):
+            adapter = next((one for one in self.that_serve(digest) if one.spec.group == group), None)
+            if adapter is None or (serving := self.usable(adapter)) is None:
+                continue
+            ref, state = adapter.spec.ref, adapter.state_of(serving.key)
+            able = [one for one in runners if one.takes_work and one.group == group and one.serves(serving.key.base)]
+            awaited = [one for one in able if one.load_is_awaited(digest, ref, now, self._policy.load_retry)]
+            coming.update(one.instance for one in awaited)
+            if awaited or any(digest in one.resident for one in able):
+                continue
+            able = [one for one in able if one.load_may_be_retried(digest, ref, now)]
+            missing.append((adapter, serving, [one for one in able if not state.is_refused_by(start_of(one))]))
+        for adapter, serving, able in missing:
+            free = [one for one in able if coming[one.instance] < TEMPLATES_AT_ONCE]
+            runner = min(free, key=lambda one: (coming[one.instance], len(one.resident), one.instance), default=None)
+            if runner is not None:
+                coming[runner.instance] += 1
+                yield self.load(runner, serving.digest, _source_of(adapter.spec, serving), now)
 
     def pin_again(self, runners: Iterable[Runner]) -> None:
         """They have not heard what they were told."""

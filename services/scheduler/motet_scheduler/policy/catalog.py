@@ -210,6 +210,7 @@ class CatalogPublisher:
             self._state.catalog_changed = True
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
+        self._state.effects += self._state.adapters.for_templates(runners, self._state.now)
 
     def drop_unused_adapters(self) -> None:
         if self._state.adapters.retired or self._state.adapters.gone:

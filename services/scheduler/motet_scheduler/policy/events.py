@@ -149,6 +149,8 @@ class RequestsHeld:
 
     gateway: str
     groups: tuple[tuple[GroupName, int], ...]
+    templates: tuple[tuple[GroupName, Digest], ...] = ()
+    """Adapters whose own chat template no runner has"""
 
 
 @dataclass(frozen=True, slots=True)
