@@ -137,6 +137,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         """That came over its streams"""
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0
+        self.templates: dict[tuple[str, str], bytes] = {}
+        """Of adapters: by their digest and the template's"""
         self.keeps_record = True
         # Ways to misbehave.
         self.silent = False
@@ -200,6 +202,11 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
 
     async def Assets(self, request: runner_pb2.AssetsRequest, context: Context) -> AsyncIterator[runner_pb2.AssetChunk]:
         self.asset_requests += 1
+        if request.adapter:
+            if (content := self.templates.get((request.adapter, request.digest))) is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no template {request.digest!r} here")
+            yield runner_pb2.AssetChunk(name="template.json", data=content, last=True)
+            return
         if request.digest != self.asset_digest:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there are no assets {request.digest!r} here")
         for name, data in self.assets.items():
@@ -399,6 +406,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.finished: list[scheduler_pb2.Finished] = []
         self.lost: list[scheduler_pb2.Lost] = []
         self.held: list[dict[str, int]] = []
+        self.held_templates: list[dict[str, list[str]]] = []
+        """By group: adapters whose template no runner has, in each message"""
         self.explained: list[scheduler_pb2.ExplainRequest] = []
         self.tells_all = False
         """As a scheduler that does not know of tenants in this call."""
@@ -540,7 +549,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             case "cancel":
                 self.cancelled.append(message.cancel)
             case "held":
-                self.held.append({one.group: one.requests for one in message.held.groups})
+                self.held.append({one.group: one.requests for one in message.held.groups if one.requests})
+                self.held_templates.append({one.group: list(one.templates) for one in message.held.groups})
             case "finished" if self.keeps_record:
                 self.finished.append(message.finished)
             case "finished":

@@ -10,6 +10,7 @@ import orjson
 import structlog
 import typer
 
+from motet.adapter_template import AdapterTemplate
 from motet.digest import adapter_digest, adapter_files
 from motet.errors import AdapterError, AdapterIncompatible, SetupError
 from motet_cli.adapter_bases import Base, base_named, limits_of
@@ -130,6 +131,7 @@ def print_check(document: dict[str, Any], *, to_errors: bool = False) -> None:
             ("linears", f"{len(document['linears'])}: {kinds}"),
             ("size", f"{document['bytes'] / MIB:.1f} MiB"),
             ("digest", document["digest"]),
+            ("template", _template(document["template_characters"])),
             *_answers(document.get("recorded_answers")),
             *(("warning", (warning, "yellow")) for warning in document["warnings"]),
         ],
@@ -157,6 +159,15 @@ def _answers(compared: dict[str, Any] | None) -> list[tuple[str, str]]:
     return [("answers", f"{compared['answers']} recorded ({compared['tokens']} tokens): {off}")]
 
 
+def _characters(template: bytes) -> int:
+    """0: it has none of its own"""
+    return len(AdapterTemplate.decode(template).text) if template else 0
+
+
+def _template(characters: int) -> str:
+    return f"its own, {characters} characters" if characters else "the base model's"
+
+
 def verdict_document(
     folder: Path, base: Base, limits: "EngineLimits | None", verdict: "AdapterVerdict"
 ) -> dict[str, Any]:
@@ -176,6 +187,7 @@ def verdict_document(
         "alpha": certificate.alpha if certificate is not None else None,
         "scales": sorted({linear.scale for linear in found.layout.linears}) if found is not None else [],
         "linears": list(certificate.target_modules) if certificate is not None else [],
+        "template_characters": _characters(found.template) if found is not None else None,
         "warnings": list(certificate.warnings) if certificate is not None else [],
         "digest": verdict.digest,
         "bytes": verdict.bytes,

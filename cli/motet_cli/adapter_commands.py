@@ -118,6 +118,8 @@ def _lines(one: Json) -> Iterator[tuple[str, Part]]:
         yield "checked", f"by check {certificate['checker']}, against {certificate['baseDigest']}"
         if kernels := certificate.get("provedBy"):
             yield "proved", f"by the kernels {', '.join(kernels)}"
+        if certificate.get("templateDigest"):
+            yield "template", "its own"
         if answers := certificate.get("recordedAnswers"):
             yield (
                 "answers",

@@ -419,6 +419,7 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
             base_digest=it.base_digest or None,
             proved_by=tuple(name[:64] for name in it.proved_by)[:MAX_KERNELS],
             recorded_answers=_AGREEMENTS.get(it.recorded_answers),
+            template_digest=it.template_digest or None,
             warnings=tuple(warning[:253] for warning in it.warnings)[:MAX_WARNINGS],
         )
     except ValidationError as error:

@@ -48,6 +48,7 @@ _CERTIFYING = frozenset(
         "NoEffect",
         "ProofFailed",
         "ReferenceMismatch",
+        "TokenizerDiffers",
         "RecordMissing",
     )
 )

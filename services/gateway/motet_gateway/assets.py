@@ -182,10 +182,13 @@ class AssetStore(Generic[Asset]):
     async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
         folder = self._folder / _name_of(digest)
         try:
-            is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
-            if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
-                return
-            self._keep(digest, await asyncio.to_thread(self._kind.read, folder))
+            while True:
+                is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
+                if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
+                    return
+                with contextlib.suppress(FileNotFoundError):  # another gateway has tidied the disk since
+                    self._keep(digest, await asyncio.to_thread(self._kind.read, folder))
+                    break
             self._failures.pop(digest, None)
             log.info("assets_ready", digest=digest)
         except MotetError as error:
@@ -259,7 +262,8 @@ class AssetStore(Generic[Asset]):
         if self._kind.bounds.disk_entries < math.inf and now - self._tidied < TIDY_SECONDS:
             return
         self._tidied = now
-        await asyncio.to_thread(_tidy, self._folder, {_name_of(one) for one in self._wanted}, self._kind.bounds)
+        used, fetched = ({_name_of(one) for one in some} for some in (self._wanted, self._fetching))
+        await asyncio.to_thread(_tidy, self._folder, used, fetched, self._kind.bounds)
 
     async def _fetch(self, asked: runner_pb2.AssetsRequest, address: str, folder: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -295,9 +299,9 @@ def _name_of(digest: str) -> str:
     return digest.rpartition(":")[2]
 
 
-def _tidy(folder: Path, used: Collection[str], bounds: Bounds) -> None:
-    """Remove what a gateway that was killed has left of a fetch, and files that nobody has used for long. Other
-    processes may be fetching into other folders now."""
+def _tidy(folder: Path, used: Collection[str], fetched: Collection[str], bounds: Bounds) -> None:
+    """Remove what a gateway that was killed has left of a fetch, files that nobody has used for long, and what is
+    beyond the bounds, but not what is `fetched` now. Other processes may be fetching into other folders now."""
     _tidy_unused(folder, used)
     if bounds.disk_entries == math.inf:
         return
@@ -305,7 +309,7 @@ def _tidy(folder: Path, used: Collection[str], bounds: Bounds) -> None:
     with contextlib.suppress(OSError):
         for one in folder.iterdir():
             with contextlib.suppress(OSError):
-                if not one.name.startswith(UNFINISHED):
+                if not one.name.startswith(UNFINISHED) and one.name not in fetched:
                     kept.append((one.stat().st_mtime, sum(file.stat().st_size for file in one.iterdir()), one))
     total, entries = sum(size for _, size, _ in kept), len(kept)
     for _, size, one in sorted(kept):  # those first that were used longest ago

@@ -13,6 +13,7 @@ from typing import Any
 
 from motet.digest import ADAPTER_FILES, RECORD_FILE
 from motet.errors import SetupError
+from motet_runner.adapters.chat_template import own_template
 from motet_runner.adapters.recorded_answers import (
     MAX_ANSWER_TOKENS,
     MAX_ANSWERS,
@@ -95,8 +96,8 @@ def record(order: Recording) -> RecordedAnswers:
 def _texts(tokenizer: Any, order: Recording, prompts: Sequence[str]) -> tuple[bool, list[str]]:
     """Whether special tokens come before them, and the prompts as the adapter's or the model's chat template has
     them"""
-    own = order.folder / "chat_template.jinja"
-    template = own.read_text(encoding="utf-8") if own.is_file() else tokenizer.chat_template
+    own = own_template(order.folder, order.model)
+    template = own.text if own is not None else tokenizer.chat_template
     return (False, [_as_chat(tokenizer, template, one) for one in prompts]) if template else (True, list(prompts))
 
 

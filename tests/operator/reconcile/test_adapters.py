@@ -139,12 +139,13 @@ def test_an_adapter_that_is_being_checked_is_progressing() -> None:
         ("adapter_unproved", "NoEffect", "NoEffect"),
         ("adapter_incompatible", "ReferenceMismatch", "ReferenceMismatch"),
         ("adapter_incompatible", "RecordMissing", "RecordMissing"),
+        ("adapter_incompatible", "TokenizerDiffers", "TokenizerDiffers"),
     ],
 )
 def test_a_failed_check_is_in_the_adapters_conditions(code: str, given: str, reason: str) -> None:
     failed = AdapterReport(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
     plan = reconcile(world(adapter(), known={"legal": failed}))
-    certifying = reason in ("ShapeMismatch", "ProofFailed", "NoEffect", "ReferenceMismatch", "RecordMissing")
+    certifying = reason in ("ShapeMismatch", "ProofFailed", "NoEffect", "ReferenceMismatch", "RecordMissing", "TokenizerDiffers")
     for each in ("Certified" if certifying else "ArtifactReady", "Ready"):
         found = condition(only(plan).conditions, each)
         assert (found.status, found.reason, found.message) == ("False", reason, "rank 64 is above 16")

@@ -41,6 +41,9 @@ _CERTIFYING = {
     "recorded on other weights, with another tokenizer, or with another configuration of the adapter. Serve it on the "
     "model that it was trained on, or record them again: `motet adapter record`. Log probabilities that differ are "
     "only warned about unless `spec.verify.onFailure` is Refuse.",
+    "TokenizerDiffers": "The adapter brings a tokenizer that gives other ids than the base model's, or ids that the "
+    "base model does not have; the message names the field. Serve it on the model that it was trained on, or remove "
+    "the tokenizer's files if it was not trained with them.",
     "RecordMissing": "`spec.verify.require` is Record, and the adapter has no recorded answers (`motet_proof.json`), "
     "or the pool's engine compares none. Write them where the adapter was trained: `motet adapter record`.",
 }

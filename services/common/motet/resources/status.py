@@ -135,6 +135,10 @@ class Artifact(StatusModel):
     """Whether the answers that were recorded where it was trained are those of this base model. Absent: it has none, or
     the pool's engine compares none."""
 
+    template_digest: Digest | None = None
+    """The digest of the chat template that it brings, as runners read it. Absent: its prompts are rendered with the
+    base model's."""
+
     warnings: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WARNINGS, strict=False)
     ] = ()

@@ -129,8 +129,8 @@ class _Died(Overloaded):
 class RenderPool:
     """Renders each template, short and long messages apart, one after the other, and in each queue of one tenant after
     the other: a template or a request that takes its time makes only its own queue wait. A template that a request
-    brings has a process of its own, so that it leaves no memory taken where others are rendered. So have the adapters of
-    each namespace, which takes its turns (`NamespaceTurns`)."""
+    brings has a process of its own, so that it leaves no memory taken where others are rendered. So have the adapters
+    of each namespace, which takes its turns (`NamespaceTurns`)."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
         self._cpu_seconds = cpu_seconds

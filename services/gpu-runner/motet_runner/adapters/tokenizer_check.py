@@ -54,12 +54,15 @@ def check_tokenizer(folder: Path, base: Path | None, vocabulary: int) -> None:
     if alike and not declared:
         return
     pads = {token_text(config.get("pad_token")), *({} if alike else _pads(own_file))} - {""}
-    of_base = _outline(base / TOKENIZER)
+    try:
+        of_base = _outline(base / TOKENIZER)
+    except AdapterIncompatible:
+        return  # no gateway can use it, either, and says so
     ids = _Ids(of_base.ids, max(vocabulary, 1 + max(of_base.ids.values(), default=-1)), pads)
     for place, token, number in declared:
         ids.check(place, token, number)
     if not alike:
-        _compare(_outline(own_file, whose="the adapter's"), of_base, ids)
+        _compare(_outline(own_file), of_base, ids)
 
 
 class _Ids:
@@ -82,7 +85,7 @@ class _Ids:
 
 
 def _compare(own: _Outline, base: _Outline, ids: _Ids) -> None:
-    for token, number in own.ids.items():
+    for token, number in sorted(own.ids.items(), key=lambda one: one[1]):
         ids.check(TOKENIZER, token, number)
     missing = next((one for one in base.ids if one not in own.ids and one not in ids.pads), None)
     if missing is not None:
@@ -131,7 +134,7 @@ def _read(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _outline(file: Path, *, whose: str = "the base model's") -> _Outline:
+def _outline(file: Path) -> _Outline:
     """As one library writes it: versions of it name the same things in other ways."""
     from tokenizers import Tokenizer  # few adapters bring a tokenizer that differs
 
@@ -142,7 +145,7 @@ def _outline(file: Path, *, whose: str = "the base model's") -> _Outline:
     except MemoryError:
         raise
     except BaseException as error:  # the library raises bare Exceptions, and panics with its own
-        raise _refused(f"{TOKENIZER}: {whose} cannot be read: {str(error)[:200]}") from None
+        raise _refused(f"{TOKENIZER} cannot be read: {str(error)[:200]}") from None
     del tokenizer
     model = {name: value for name, value in content["model"].items() if name not in ("vocab", *_IN_TRAINING)}
     model["merges"] = sha256(orjson.dumps(model.get("merges"))).hexdigest()
