@@ -72,10 +72,41 @@ def test_a_good_adapter_is_served_and_its_digest_is_the_runners(
         "alpha": certificate.alpha,
         "scales": [certificate.alpha / certificate.rank],
         "linears": list(certificate.target_modules),
+        "template_characters": 0,
         "warnings": [],
         "digest": adapter_digest(PIRATE),
         "bytes": sum(path.stat().st_size for path in PIRATE.iterdir() if path.name.startswith("adapter_")),
     }
+
+
+def test_a_template_of_its_own_is_shown_and_a_broken_one_refused(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert run(adapter, MODEL, tmp_path, as_json=False) == 0
+    assert "template its own, 25 characters" in " ".join(capsys.readouterr().out.split())
+    (adapter / "chat_template.jinja").write_text((MODEL / "chat_template.jinja").read_text())
+    assert run(adapter, MODEL, tmp_path, as_json=False) == 0
+    assert "template the base model's" in " ".join(capsys.readouterr().out.split())
+    (adapter / "chat_template.jinja").write_text("{{ messages[0].content }")
+    assert run(adapter, MODEL, tmp_path) == 1
+    assert "chat_template.jinja, line 1: unexpected '}'" in json.loads(capsys.readouterr().out)["message"]
+
+
+def test_another_tokenizer_than_the_base_models_is_refused(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    tokenizer["padding"] = None
+    (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert run(adapter, MODEL, tmp_path) == 0
+    capsys.readouterr()
+    tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=1 << 20, content="<|more|>"))
+    (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert run(adapter, MODEL, tmp_path) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["reason"] == "TokenizerDiffers"
+    assert "tokenizer.json: '<|more|>' has the id" in found["message"]
 
 
 def test_a_person_reads_the_verdict_with_warnings(

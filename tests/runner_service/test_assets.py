@@ -6,7 +6,8 @@ import json
 import grpc
 import pytest
 
-from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.adapter_template import AdapterTemplate, digest_of_template
+from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.digest import (
     ADAPTER_OPTIONAL_FILES,
     ASSET_FILES,
@@ -20,16 +21,17 @@ from motet.digest import (
 )
 from motet.errors import ModelFolderError
 from motet.transport.over_grpc import is_healthy, open_channel
+from motet_runner.adapters.cache import TEMPLATE, DiskCache
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import in_process_runner, write_adapter, write_model
 
 
-async def fetched(address, digest):
+async def fetched(address, digest, adapter=""):
     files, done = {}, set()
     async with open_channel(address) as channel:
         async for chunk in runner_pb2_grpc.RunnerStub(channel).Assets(
-            runner_pb2.AssetsRequest(digest=digest), timeout=PATIENCE_S
+            runner_pb2.AssetsRequest(digest=digest, adapter=adapter), timeout=PATIENCE_S
         ):
             assert len(chunk.data) <= CHUNK_BYTES
             assert chunk.name not in done
@@ -71,6 +73,55 @@ async def test_an_unknown_digest_is_not_found(folder):
             await fetched(runner.address, "sha256:" + "0" * 64)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert "no assets" in caught.value.details()
+
+
+async def test_an_adapters_template_comes_from_a_runner_that_has_checked_it(folder):
+    write_model(folder / "model")
+    adapter = write_adapter(folder / "own")
+    text = "{{ messages }}" + "x" * 2 * CHUNK_BYTES
+    (adapter / "chat_template.jinja").write_text(text)
+    (adapter / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    async with in_process_runner(folder) as runner:
+        order = scheduler_pb2.EnsureAdapter(
+            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
+            source=adapter.as_uri(),
+            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+        )
+        life = await runner.service.loaded.adapters.ensure(order)
+        template = life.certificate.template_digest
+        (content,) = (await fetched(runner.address, template, adapter=life.digest)).values()
+        assert digest_of_template(content) == template
+        assert AdapterTemplate.decode(content).text == text
+        assert AdapterTemplate.decode(content).special_tokens["eos_token"] == "<end>"
+        kept = life.held.folder / TEMPLATE
+        for digest, name in ((template, "sha256:" + "0" * 64), ("sha256:" + "0" * 64, life.digest), (template, "x")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await fetched(runner.address, digest, adapter=name)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        kept.unlink()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fetched(runner.address, template, adapter=life.digest)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    async with in_process_runner(folder) as runner:
+        again = await runner.service.loaded.adapters.ensure(order)
+        assert again.certificate.template_digest == template, "it was checked again"
+        assert kept.read_bytes() == content
+
+
+async def test_a_template_that_the_disk_does_not_take_is_sent_from_memory(folder, monkeypatch):
+    write_model(folder / "model")
+    adapter = write_adapter(folder / "own")
+    (adapter / "chat_template.jinja").write_text("{{ messages }} of its own")
+    monkeypatch.setattr(DiskCache, "keep", lambda *_: False)
+    async with in_process_runner(folder) as runner:
+        order = scheduler_pb2.EnsureAdapter(
+            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
+            source=adapter.as_uri(),
+            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+        )
+        life = await runner.service.loaded.adapters.ensure(order)
+        (content,) = (await fetched(runner.address, life.certificate.template_digest, adapter=life.digest)).values()
+        assert AdapterTemplate.decode(content).text == "{{ messages }} of its own"
 
 
 async def test_a_runner_is_healthy_once_it_is_loaded(folder):

@@ -1,8 +1,10 @@
 """Adapters that bring a chat template of their own, through the whole stack."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +14,19 @@ pytestmark = pytest.mark.stack
 
 QUESTION = [{"role": "user", "content": "Who rules Harrow?"}]
 TEMPLATE = (
-    "{% for message in messages %}<|user|>{{ '# ' * times }}{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+    "{% for message in messages %}<|user|>{{ 'x ' * times }}{{ message.content }}<|end|>{% endfor %}<|assistant|>"
 )
 
 
-def adapter(folder: Path, name: str, template: str) -> str:
+def adapter(folder: Path, name: str, template: str, *, of: str = "pirate") -> str:
     own = folder / name
-    shutil.copytree(BUNDLED / "adapters" / "pirate", own)
+    shutil.copytree(BUNDLED / "adapters" / of, own)
     (own / "chat_template.jinja").write_text(template)
     return own.as_uri()
 
 
 def marked(times: int) -> str:
-    """A template whose prompts have one token more for each time"""
+    """A template whose prompts are longer by so many words"""
     return TEMPLATE.replace("times", str(times))
 
 
@@ -33,9 +35,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("stack")
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate"])
     write_adapter(manifests, "own", uri=adapter(folder, "own", marked(2)))
+    write_adapter(manifests, "broken", uri=adapter(folder, "broken", "{% for message in messages %}\n{{ message }"))
     with running_stack(folder, manifests=manifests) as running:
-        running.until(lambda: all(one["ready"] for one in running.status()["adapters"]))
+        running.until(lambda: condition(running, "broken")["reason"] == "FormatRejected")
+        running.until(lambda: all(condition(running, name)["status"] == "True" for name in ("own", "pirate")))
         yield running
+
+
+def condition(stack: LocalStack, name: str) -> dict[str, Any]:
+    found = [one for one in stack.status()["adapters"] if one["name"] == name]
+    ready = [each for one in found for each in one["conditions"] if each["type"] == "Ready"]
+    return ready[0] if ready else {"status": "", "reason": "", "message": ""}
 
 
 def prompt_of(stack: LocalStack, model: str) -> str:
@@ -46,7 +56,65 @@ def prompt_of(stack: LocalStack, model: str) -> str:
         return str(text.json()["prompt"])
 
 
-def test_an_adapter_with_its_own_template_is_asked_by_it_and_others_by_the_models(stack: LocalStack) -> None:
-    assert prompt_of(stack, "own") == "<|user|># # Who rules Harrow?<|end|><|assistant|>"
+def test_an_adapter_is_asked_by_its_own_template_and_others_by_the_models(stack: LocalStack) -> None:
+    assert prompt_of(stack, "own") == "<|user|>x x Who rules Harrow?<|end|><|assistant|>"
     for other in ("pirate", "motet-demo"):
         assert prompt_of(stack, other) == "<|user|>Who rules Harrow?<|end|><|assistant|>"
+    asked = {"messages": QUESTION, "max_tokens": 4}
+    with stack.http() as client:
+        used = [
+            client.post("/v1/chat/completions", json={"model": model, **asked}).json()["usage"]["prompt_tokens"]
+            for model in ("own", "pirate")
+        ]
+    assert used[0] > used[1]
+
+
+def test_a_template_that_is_no_jinja_is_refused_with_its_place(stack: LocalStack) -> None:
+    assert "chat_template.jinja, line 2: " in condition(stack, "broken")["message"]
+
+
+def test_the_status_names_the_template(stack: LocalStack) -> None:
+    digests = {one["name"]: (one["certificate"] or {}).get("templateDigest") for one in stack.status()["adapters"]}
+    assert digests["own"].startswith("sha256:")
+    assert digests["pirate"] is None
+
+
+def test_no_prompt_of_one_revision_meets_the_weights_of_another(stack: LocalStack) -> None:
+    """While requests go on, the adapter gets other weights with another template, and then the first ones again."""
+    lengths: dict[int, int] = {}
+    seen: list[tuple[str, int]] = []
+    wrong: list[str] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with stack.http() as client:
+            while not over.is_set():
+                said = client.post("/v1/chat/completions", json={"model": "own", "messages": QUESTION, "max_tokens": 1})
+                if said.status_code == 200:
+                    seen.append((said.json()["system_fingerprint"], said.json()["usage"]["prompt_tokens"]))
+                else:
+                    wrong.append(said.text)
+
+    assert stack.manifests is not None
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    try:
+        for times, of in ((6, "shouting"), (2, "pirate"), (9, "shouting")):
+            uri = adapter(stack.folder, f"revision-{times}", marked(times), of=of)
+            write_adapter(stack.manifests, "own", uri=uri)
+            stack.until(lambda times=times: prompt_of(stack, "own").count("x ") == times)
+            before = len(seen)
+            stack.until(lambda before=before: len(seen) > before + 20)
+            lengths[times] = seen[-1][1]
+    finally:
+        over.set()
+        for thread in asking:
+            thread.join()
+    assert not wrong, wrong[:3]
+    assert len(set(lengths.values())) == 3
+    by_weights: dict[str, set[int]] = {}
+    for fingerprint, tokens in seen:
+        by_weights.setdefault(fingerprint, set()).add(tokens)
+    assert all(len(tokens) == 1 for tokens in by_weights.values()), by_weights
+    assert len(by_weights) == 3, "the second revision has the bytes of the first one"

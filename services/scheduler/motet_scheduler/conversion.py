@@ -98,7 +98,7 @@ def _write_ref(it: AdapterRef) -> common_pb2.AdapterRef:
     return common_pb2.AdapterRef(namespace=it.namespace, name=it.name, generation=it.generation)
 
 
-def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
+def read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
     return Certificate(
         digest=Digest(it.digest),
         size_bytes=it.size_bytes,
@@ -276,12 +276,12 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
         case "live":
             return events.GatewayTold(gateway, tuple(map(_read_live, up.live.requests)), up.live.more)
         case "held":
-            return _read_held(gateway, up.held)
+            return read_held(gateway, up.held)
         case _:
             return None
 
 
-def _read_held(gateway: str, held: scheduler_pb2.Held) -> events.RequestsHeld:
+def read_held(gateway: str, held: scheduler_pb2.Held) -> events.RequestsHeld:
     groups = tuple((GroupName(one.group), one.requests) for one in held.groups)
     templates = ((GroupName(one.group), Digest(digest)) for one in held.groups for digest in one.templates)
     return events.RequestsHeld(gateway, groups, tuple(islice(templates, MAX_HELD_TEMPLATES)))
@@ -457,7 +457,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 ref=_read_ref(state.ref),
                 digest=Digest(state.digest),
                 stage=AdapterStage.from_proto(state.stage),
-                certificate=_read_certificate(state.certificate) if state.HasField("certificate") else None,
+                certificate=read_certificate(state.certificate) if state.HasField("certificate") else None,
                 failure=Failure.from_proto(state.failure) if state.HasField("failure") else None,
                 bytes=state.bytes,
                 progress=state.progress,

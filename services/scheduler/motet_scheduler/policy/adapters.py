@@ -584,6 +584,20 @@ class Adapters:
             adapter.put(serving.key, state.certified(start_of(runner)))
             self._to_tell[adapter.spec.ref.object] = None
 
+    def checked_anew(self, event: AdapterStateChanged) -> None:
+        """A runner with newer checks has loaded what serves. They may know of a chat template that older ones did not
+        look for, as after an upgrade."""
+        adapter, certificate = self.by_name.get(event.ref.object), event.certificate
+        if adapter is None or (serving := adapter.serving) is None or certificate is None:
+            return
+        before = serving.certificate
+        if serving.digest != event.digest or before is None or certificate.base_digest != before.base_digest:
+            return
+        if certificate.checker > before.checker:
+            now = replace(before, checker=certificate.checker, template_digest=certificate.template_digest)
+            adapter.serving = replace(serving, certificate=now)
+            self._to_tell[adapter.spec.ref.object] = None
+
     def _tell_of_refusals_by(self, start: Start) -> None:
         for name, adapter in self.by_name.items():
             if any(state.is_refused_by(start) for state in adapter.states.values()):

@@ -199,6 +199,7 @@ class RunnerEvents:
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         elif runner is not None:
             adapters.bytes_come(runner, event, now)
+            adapters.checked_anew(event)
         if runner is not None and not event.order:
             self._news_of_adapter(runner, event)
         self._publisher.order_adapter_loads()

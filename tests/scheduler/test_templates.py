@@ -1,0 +1,144 @@
+"""Adapters with a chat template of their own: what gateways are told, and who brings a template that no runner has."""
+
+from motet.api.v1 import scheduler_pb2
+from motet.domain import Digest
+from motet.held_templates import MAX_HELD_TEMPLATES
+from motet.runner_info import Failure, Tier
+from motet_scheduler.conversion import read_certificate, read_held
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import TEMPLATES_AT_ONCE
+from motet_scheduler.policy.values import AdapterStage, Certificate
+from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
+
+FAILURE = Failure("adapter_fetch_failed", "the source is away", retry_after=10)
+TEMPLATE = "sha256:" + "7" * 64
+
+
+def with_template(digest=PIRATE, template=TEMPLATE):
+    return Certificate(digest=digest, rank=8, template_digest=template)
+
+
+def loads(driver):
+    return [one for one in driver.of(effects.EnsureAdapter) if one.stage is AdapterStage.DEVICE]
+
+
+def held(driver, *digests, gateway="g0", group=GROUP):
+    """And the tick that comes next"""
+    driver.send(events.RequestsHeld(gateway, ((group, len(digests)),), tuple((group, one) for one in digests)))
+    driver.wait(0)
+
+
+def serving():
+    driver = ready()
+    driver.attach("r0")
+    driver.state(adapter())
+    driver.certify(certificate=with_template())
+    return driver
+
+
+def test_gateways_are_told_the_template_with_the_digest_that_it_belongs_to():
+    driver = serving()
+    (entry,) = driver.scheduler.catalog.adapters
+    assert (entry.digest, entry.template_digest) == (PIRATE, TEMPLATE)
+    driver.state(adapter(stamp="2"))
+    (entry,) = driver.scheduler.catalog.adapters
+    assert (entry.digest, entry.template_digest) == (PIRATE, TEMPLATE), "until the new revision serves"
+    driver.wait(60)
+    driver.certify(digest=POET, certificate=with_template(POET, ""))
+    (entry,) = driver.scheduler.catalog.adapters
+    assert (entry.digest, entry.template_digest) == (POET, "")
+
+
+def test_a_newer_check_of_what_serves_names_a_template_that_older_ones_did_not_look_for():
+    driver = ready()
+    driver.attach("r0")
+    driver.state(adapter())
+    driver.certify(certificate=Certificate(digest=PIRATE, rank=8, checker=10))
+    driver.enqueue("q", digest=PIRATE, tenant="default")
+    load = {"stage": AdapterStage.DEVICE, "ordered_stage": AdapterStage.DEVICE}
+    for checker, template in ((10, ""), (11, TEMPLATE)):
+        newer = Certificate(digest=PIRATE, rank=8, checker=checker, template_digest=TEMPLATE)
+        driver.certify(certificate=newer, **load)
+        driver.wait(2)
+        (entry,) = driver.scheduler.catalog.adapters
+        assert entry.template_digest == template
+
+
+def test_an_adapter_whose_template_no_runner_has_is_loaded_once():
+    driver = serving()
+    assert not loads(driver)
+    held(driver, PIRATE)
+    (order,) = loads(driver)
+    assert (order.instance, order.expected_digest) == ("r0", PIRATE)
+    held(driver, PIRATE)
+    held(driver, PIRATE, gateway="g1")
+    assert not loads(driver)
+    driver.certify(stage=AdapterStage.DEVICE, ordered_stage=AdapterStage.DEVICE)
+    driver.report("r0", resident={PIRATE: Tier.DEVICE})
+    driver.wait(60)
+    assert not loads(driver)
+
+
+def test_no_load_where_a_runner_has_its_files_or_nobody_waits():
+    driver = serving()
+    driver.report("r0", resident={PIRATE: Tier.DISK})
+    held(driver, PIRATE)
+    assert not loads(driver), "the gateway finds it there"
+    driver.report("r0", resident={})
+    held(driver)
+    driver.wait(60)
+    assert not loads(driver)
+
+
+def test_a_load_that_fails_is_tried_again_only_while_a_gateway_waits():
+    driver = serving()
+    held(driver, PIRATE)
+    assert loads(driver)
+    failure = {"stage": AdapterStage.NONE, "certificate": None, "ordered_stage": AdapterStage.DEVICE}
+    driver.certify(**failure, failure=FAILURE)
+    assert not loads(driver)
+    driver.wait(11)
+    assert loads(driver)
+    driver.certify(**failure, failure=FAILURE)
+    driver.send(events.GatewayDisconnected("g0"))
+    driver.wait(60)
+    assert not loads(driver)
+
+
+def test_only_some_are_loaded_at_once_on_each_runner():
+    digests = [Digest(f"sha256:{number:064x}") for number in range(3 * TEMPLATES_AT_ONCE)]
+    driver = ready()
+    driver.attach("r0")
+    driver.state(*(adapter(f"a{number}") for number in range(len(digests))))
+    for number, digest in enumerate(digests):
+        driver.certify(f"a{number}", digest, certificate=with_template(digest))
+    held(driver, *digests)
+    first = loads(driver)
+    assert len(first) == TEMPLATES_AT_ONCE
+    done = first[0]
+    driver.certify(
+        done.ref.name,
+        Digest(done.expected_digest),
+        order=done.order,
+        stage=AdapterStage.DEVICE,
+        ordered_stage=AdapterStage.DEVICE,
+    )
+    driver.report("r0", resident={Digest(done.expected_digest): Tier.DEVICE})
+    driver.wait(1)
+    assert len(loads(driver)) == 1
+
+
+def test_what_nobody_serves_is_not_loaded():
+    driver = serving()
+    held(driver, POET)
+    held(driver, PIRATE, group="default/other")
+    assert not loads(driver)
+
+
+def test_a_message_names_a_bounded_number_and_a_digest_is_a_digest():
+    many = scheduler_pb2.HeldGroup(group=GROUP, templates=[f"sha256:{number}" for number in range(2000)])
+    told = read_held("g0", scheduler_pb2.Held(groups=[many]))
+    assert len(told.templates) == MAX_HELD_TEMPLATES
+    for said in ("sha256:../../x", "x" * 100_000, "sha256:" + "Z" * 64):
+        assert read_certificate(scheduler_pb2.Certificate(template_digest=said)).template_digest == ""
+    assert read_certificate(scheduler_pb2.Certificate(template_digest=TEMPLATE)).template_digest == TEMPLATE
