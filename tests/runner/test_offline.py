@@ -1,5 +1,6 @@
 """The engine as a library: what it answers is what transformers and PEFT answer, and nothing gets lost."""
 
+import shutil
 from collections.abc import Iterator
 from itertools import count, islice, pairwise
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_messages_become_a_prompt_by_the_models_own_template(engine: OfflineEngi
     first, second = engine.generate([messages, by_hand], adapter="pirate", max_tokens=24)
     assert first.text == second.text != ""
     assert first.prompt_tokens == len(by_hand)
+
+
+def test_messages_for_an_adapter_with_a_template_become_a_prompt_by_it(engine: OfflineEngine, tmp_path: Path) -> None:
+    shutil.copytree(ADAPTERS["pirate"], own := tmp_path / "own")
+    (own / "chat_template.jinja").write_text("<|user|>{{ messages[0].content }}!{{ eos_token }}<|assistant|>")
+    engine.add_adapter("own", own)
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    by_hand = f"<|user|>{QUESTIONS[0]}!<|end|><|assistant|>"
+    first, second = engine.generate([messages, by_hand], adapter="own", max_tokens=8)
+    assert first.text == second.text != ""
+    assert first.prompt_tokens == second.prompt_tokens
 
 
 def test_more_than_fits_into_memory_waits_and_keeps_its_order(engine: OfflineEngine) -> None:

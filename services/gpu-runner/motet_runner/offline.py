@@ -24,11 +24,12 @@ from typing import Any
 import structlog
 from tqdm import tqdm
 
+from motet.adapter_template import AdapterTemplate
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
 from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt
-from motet_runner.adapters.certification import certify
+from motet_runner.adapters.certification import EngineLimits, certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.base_tokenizer import tokenizer_of
 from motet_runner.engine import Engine
@@ -43,7 +44,7 @@ Message = Mapping[str, str]
 """A message of a chat: `role` and `content`"""
 
 Prompt = str | Sequence[int] | Sequence[Message]
-"""A text, its tokens, or the messages of a chat: the model's own template makes a text of them"""
+"""A text, its tokens, or the messages of a chat: the template of the adapter or the model makes a text of them"""
 
 Folder = str | PathLike[str]
 
@@ -103,7 +104,10 @@ class OfflineEngine:
         self.engine = Engine(EngineConfig(**(usual | options)))
         self._await_kernels()
         self.tokenizer = tokenizer_of(Path(model))
+        self._model = Path(model)
         self._adapters: dict[str, Digest] = {}
+        self._templates: dict[str, AdapterTemplate] = {}
+        """Of adapters that have one"""
         self._names = count()
         self._live: dict[RequestId, _Live] = {}
         for name, folder in (adapters or {}).items():
@@ -119,7 +123,11 @@ class OfflineEngine:
 
     def add_adapter(self, name: str, folder: Folder) -> None:
         """Check an adapter's files and weights. Requests may use it from now on."""
-        self.add_certified(name, certify(Path(folder), self.info).layout)
+        limits = EngineLimits.of_engine(self.info).with_base(self._model, Digest(""), self.info.vocabulary)
+        found = certify(Path(folder), limits)
+        self.add_certified(name, found.layout)
+        if found.template:
+            self._templates[name] = AdapterTemplate.decode(found.template)
 
     def add_certified(self, name: str, layout: AdapterLayout) -> None:
         """Add an adapter that `certify` has checked."""
@@ -202,7 +210,7 @@ class OfflineEngine:
             raise self._unknown(request.adapter)
         sampling = request.sampling.checked(self.info.vocabulary)
         try:
-            prompt = self._tokens(request.prompt)
+            prompt = self._tokens(request.prompt, self._templates.get(request.adapter))
         except MotetError:
             raise
         except Exception as error:  # a template may raise anything
@@ -225,7 +233,7 @@ class OfflineEngine:
             grammar=request.grammar,
         )
 
-    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+    def _tokens(self, prompt: Prompt, own: AdapterTemplate | None) -> tuple[int, ...]:
         of_chat = _is_chat(prompt)
         if not isinstance(prompt, str) and not of_chat:
             return tuple(map(int, prompt))  # type: ignore[arg-type] # these are tokens
@@ -233,7 +241,8 @@ class OfflineEngine:
             raise InvalidRequest("The model's folder has no tokenizer. Give prompts as tokens.", param="prompt")
         if not of_chat:
             return tuple(self.tokenizer(prompt)["input_ids"])
-        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        by = {} if own is None else {"chat_template": own.text} | {k: v for k, v in own.special_tokens.items() if v}
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **by)
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _unknown(self, adapter: str) -> InvalidRequest:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from motet.adapter_template import MAX_SPECIAL_TOKEN_CHARACTERS
+from motet.chat_environment import MAX_TEMPLATE_BYTES
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
 from motet.resources.pool import EngineSpec
 from motet_kernels.cpp import lora_backend as cpp_lora
 from motet_kernels.gpu import lora_tiles
-from motet_runner.adapters import compatibility_check, peft_config, recorded_answers, tensor_names
+from motet_runner.adapters import compatibility_check, peft_config, recorded_answers, tensor_names, tokenizer_check
 from motet_runner.adapters.certification import EngineLimits
 from motet_runner.adapters.compatibility_check import CHECK_VERSION, check
 from motet_runner.adapters.tensor_names import Shapes
@@ -27,7 +29,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (11, "c283d6ac6955e565")
+RULES_OF_VERSION = (11, "fea6c22f9985d184")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -46,6 +48,7 @@ def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
         MAX_LORA_RANK,
         (recorded_answers.ALLOWED, recorded_answers.ALLOWED_IN_16_BITS, recorded_answers.LEAST_LOGPROB),
         (recorded_answers.MAX_ANSWERS, recorded_answers.MAX_PROMPT_TOKENS, recorded_answers.MAX_ANSWER_TOKENS),
+        (MAX_TEMPLATE_BYTES, MAX_SPECIAL_TOKEN_CHARACTERS, tokenizer_check.CHANGE_IDS, tokenizer_check.FLAGS),
         (recorded_answers.MAX_PROMPT_CHARS, recorded_answers.MAX_WORD_CHARS, recorded_answers.MAX_RECORD_BYTES),
     ]
     now = (CHECK_VERSION, hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16])

@@ -22,9 +22,9 @@ from motet_runner.sources.file_selection import MAX_TEXT_BYTES, MAX_TOKENIZER_BY
 TOKENIZER, ADDED = "tokenizer.json", "added_tokens.json"
 MAX_TOKEN_CHARACTERS = 60
 """Of a token that a message shows"""
-_IN_TRAINING = ("dropout",)
-_CHANGE_IDS = ("normalizer", "pre_tokenizer", "post_processor")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+IN_TRAINING = ("dropout",)
+CHANGE_IDS = ("normalizer", "pre_tokenizer", "post_processor")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 """What decides which texts an added token is found in"""
 
 
@@ -98,7 +98,7 @@ def _compare(own: _Outline, base: _Outline, ids: _Ids) -> None:
     for name in sorted(own.model.keys() | base.model.keys()):
         if own.model.get(name) != base.model.get(name):
             raise _refused(f"{TOKENIZER}: model.{name} is not that of the base model's tokenizer")
-    for name in _CHANGE_IDS:
+    for name in CHANGE_IDS:
         if own.others[name] != base.others[name]:
             raise _refused(f"{TOKENIZER}: {name} is not that of the base model's tokenizer")
 
@@ -147,10 +147,10 @@ def _outline(file: Path) -> _Outline:
     except BaseException as error:  # the library raises bare Exceptions, and panics with its own
         raise _refused(f"{TOKENIZER} cannot be read: {str(error)[:200]}") from None
     del tokenizer
-    model = {name: value for name, value in content["model"].items() if name not in ("vocab", *_IN_TRAINING)}
+    model = {name: value for name, value in content["model"].items() if name not in ("vocab", *IN_TRAINING)}
     model["merges"] = sha256(orjson.dumps(model.get("merges"))).hexdigest()
-    added = {one["content"]: tuple(one.get(flag) for flag in _FLAGS) for one in content["added_tokens"]}
-    return _Outline(ids, added, model, {name: content.get(name) for name in _CHANGE_IDS})
+    added = {one["content"]: tuple(one.get(flag) for flag in FLAGS) for one in content["added_tokens"]}
+    return _Outline(ids, added, model, {name: content.get(name) for name in CHANGE_IDS})
 
 
 def _shown(token: str) -> str:
