@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 ALSO = {
     # Each part of the core that needs more is imported by those alone who have it.
-    "motet": ("store", "kubernetes", "predictor", "grammars"),
+    "motet": ("store", "kubernetes", "predictor", "grammars", "templates"),
     "motet_scheduler": ("kubernetes",),
     "motet_operator": ("cluster", "folder"),
     "motet_kernels": ("runner", "gpu"),

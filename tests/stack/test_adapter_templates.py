@@ -26,7 +26,7 @@ def adapter(folder: Path, name: str, template: str, *, of: str = "pirate") -> st
 
 
 def marked(times: int) -> str:
-    """A template whose prompts are longer by so many words"""
+    """A template whose prompts are longer by this number of words"""
     return TEMPLATE.replace("times", str(times))
 
 
