@@ -49,6 +49,12 @@ async def own() -> AsyncIterator[Served]:
             yield running
 
 
+async def publish(served: Served, name: str) -> None:
+    """Until the gateway knows this adapter"""
+    served.cluster.scheduler.publish()
+    await eventually(lambda: any(one.ref.name == name for one in served.gateway.catalog.current.adapters))
+
+
 def last_prompt(served: Served) -> str:
     text: str = served.cluster.tokenizer.decode(list(served.cluster.runners[0].submits[-1].prompt_ids))
     return text
@@ -143,7 +149,7 @@ async def test_a_prompt_is_rendered_for_the_revision_that_is_placed(own: Served)
 async def test_a_template_that_no_runner_has_is_asked_of_the_scheduler(own: Served) -> None:
     cluster = own.cluster
     adapter = bring(cluster, "cold", "cold: {{ messages[0].content }}", sent=False)
-    cluster.scheduler.publish()
+    await publish(own, "cold")
     body = {"model": "cold", **BODIES["/v1/chat/completions"]}
     answer = asyncio.create_task(own.http.post("/v1/chat/completions", json=body))
     await eventually(lambda: cluster.scheduler.held_templates)
@@ -158,7 +164,7 @@ async def test_a_template_that_no_runner_has_is_asked_of_the_scheduler(own: Serv
 async def test_a_new_scheduler_is_told_which_templates_are_missing(own: Served) -> None:
     cluster = own.cluster
     adapter = bring(cluster, "cold", "cold", sent=False)
-    cluster.scheduler.publish()
+    await publish(own, "cold")
     answer = asyncio.create_task(
         own.http.post("/v1/chat/completions", json={"model": "cold", **BODIES["/v1/chat/completions"]})
     )
@@ -175,7 +181,7 @@ async def test_a_template_of_another_digest_than_named_is_not_used(own: Served) 
     adapter = bring(cluster, "cold", "right")
     runner.templates[adapter.digest, adapter.template_digest] = AdapterTemplate(text="wrong").encode()
     asked = runner.asset_requests
-    cluster.scheduler.publish()
+    await publish(own, "cold")
     answer = asyncio.create_task(
         own.http.post("/v1/chat/completions", json={"model": "cold", **BODIES["/v1/chat/completions"]})
     )
