@@ -3,6 +3,8 @@ the proofs of several adapters fail is said to be at fault."""
 
 from typing import Any
 
+import pytest
+
 from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnproved
 from motet.runner_info import Failure
@@ -11,6 +13,7 @@ from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
+from motet_scheduler.policy.waiting_reasons import REFUSED
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 from tests.scheduler.test_adapters import checks, published
 
@@ -336,12 +339,92 @@ def test_a_request_that_a_runner_declines_for_its_proof_goes_to_each_other_runne
     assert sorted(asked) == ["r0", "r1", "r2"]
 
 
-def test_a_request_for_what_has_no_effect_asks_no_other_runner():
+def test_a_request_for_what_serves_and_has_no_effect_on_one_runner_goes_to_another_one():
     driver = serving("r0", "r1")
     driver.enqueue("a", digest=PIRATE)
-    decline(driver, driver.where("a"), 1, NO_EFFECT)
+    first = driver.where("a")
+    decline(driver, first, 1, NO_EFFECT)
     driver.lose("a", 1)
-    assert driver.of(effects.SendRefused)
+    assert not driver.of(effects.SendRefused)
+    second = driver.where("a")
+    assert {first, second} == {"r0", "r1"}
+    decline(driver, second, 2, NO_EFFECT)
+    driver.lose("a", 2)
+    (refused,) = driver.of(effects.SendRefused)
+    assert refused.failure == NO_EFFECT
+
+
+@pytest.mark.parametrize("failure", [WRONG, NO_EFFECT])
+@pytest.mark.parametrize(("bad", "good"), [("r0", "r1"), ("r1", "r0")])
+def test_no_request_goes_to_a_runner_that_is_known_to_refuse_its_adapter(bad, good, failure):
+    driver = serving("r0", "r1")
+    news(driver, bad, failure)
+    checks(driver)
+    driver.certify(instance=good)
+    driver.report(bad)
+    driver.enqueue("base")
+    for number in range(6):
+        driver.enqueue(f"q{number}", digest=PIRATE)
+        assert driver.where(f"q{number}") == good
+
+
+def test_a_request_that_waits_goes_to_a_runner_once_that_proves_its_adapter():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    checks(driver)
+    driver.certify(instance="r1")
+    driver.report("r0")
+    driver.detach("r1")
+    driver.enqueue("a", digest=PIRATE)
+    assert not driver.where("a")
+    proved = Certificate(digest=PIRATE, rank=8, proved_by=("torch",))
+    news(driver, "r0", None, stage=AdapterStage.CERTIFIED, certificate=proved)
+    assert driver.where("a") == "r0"
+
+
+def test_a_request_waits_while_a_runner_may_come_that_serves_its_adapter_and_then_is_refused():
+    driver = serving("r0")
+    driver.state(adapter(), pools=(pool(replicas=2),))
+    news(driver, "r0")
+    driver.enqueue("a", digest=PIRATE)
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == REFUSED
+    driver.wait(driver.scheduler.config.report_patience)
+    (refused,) = driver.of(effects.SendRefused)
+    assert refused.failure == WRONG
+
+
+def test_max_replicas_does_not_count_a_runner_that_refuses():
+    driver = serving("r0", "r1")
+    driver.state(adapter(max_replicas=1))
+    driver.report("r0", resident=resident(PIRATE))
+    news(driver, "r0")
+    checks(driver)
+    driver.certify(instance="r1")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    assert driver.where("a") == "r1"
+
+
+def test_what_is_wrong_with_the_bytes_is_so_under_each_name_and_what_one_manifest_asks_for_is_not():
+    driver = stack("r0", "r1")
+    driver.state(adapter(), adapter("poet"))
+    asked = {one.ref.name: one.instance for one in checks(driver)}
+    for name, instance in asked.items():
+        driver.certify(name, instance=instance)
+    news(driver, "r0", digest=PIRATE)
+    for name in ("pirate", "poet"):
+        driver.enqueue(name, digest=PIRATE, adapter=f"default/{name}")
+        assert driver.where(name) == "r1"
+    driver = stack("r0", "r1")
+    driver.state(adapter(), adapter("poet"))
+    asked = {one.ref.name: one for one in checks(driver)}
+    first = asked["pirate"]
+    other = "r1" if first.instance == "r0" else "r0"
+    refuse(driver, first.instance, failure=DIFFERS)
+    driver.certify(instance=other)
+    driver.certify("poet", instance=asked["poet"].instance)
+    runners = driver.scheduler.runners
+    assert not runners[first.instance].may_serve(PIRATE, "default/pirate")
+    assert runners[first.instance].may_serve(PIRATE, "default/poet")
 
 
 def test_a_check_ends_if_the_second_runner_goes():

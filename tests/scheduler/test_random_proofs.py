@@ -3,7 +3,8 @@
 - each check ends, served or refused with a reason, if a runner lives that answers;
 - what serves is withdrawn only after an answer, and only if every known runner has refused it;
 - the check of one adapter holds up no other's;
-- the status says what is true.
+- the status says what is true;
+- a runner that is known to refuse what serves gets no request for it.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from motet.domain import Digest
+from motet.domain import Digest, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
@@ -54,6 +55,7 @@ class RandomProofs(RuleBasedStateMachine):
         self.refused: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         """Digest → the starts of runners that have refused it"""
         self.told: dict[str, effects.ReportAdapter] = {}
+        self.requests = 0
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
@@ -190,6 +192,23 @@ class RandomProofs(RuleBasedStateMachine):
         self.kinds[name, str(self.stamps[name])] = kind
         self.state_adapters()
 
+    @rule(name=st.sampled_from(NAMES))
+    def a_request_comes(self, name):
+        if (serving := self.entry(name).serving) is None:
+            return
+        self.requests += 1
+        request = f"q{self.requests}"
+        self.send(lambda: self.driver.enqueue(request, digest=serving.digest, adapter=f"default/{name}"))
+        known = self.driver.scheduler.requests.get(RequestId(request))
+        if known is not None and known.placement is not None:
+            placed = known.placement
+            assert (placed.instance, placed.incarnation) not in self.noted(name), "a runner that refuses it gets it"
+            self.send(lambda: self.driver.finish(request))
+
+    def noted(self, name):
+        one = self.entry(name)
+        return {refusal.runner for refusal in one.state_of(one.serving.key).refusals}
+
     @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
     def time_passes(self, seconds):
         self.send(lambda: self.driver.wait(seconds))
@@ -211,6 +230,9 @@ class RandomProofs(RuleBasedStateMachine):
                 assert warned is bool(noted)
                 assert noted <= self.refused[report.serving]
                 assert noted <= known, "it warns of a runner that is gone"
+                for runner in self.driver.scheduler.runners.values():
+                    may = runner.may_serve(report.serving, str(one.spec.ref.object))
+                    assert may is (start_of(runner) not in noted), "the status says another thing than placement does"
             elif not one.newest.ended:
                 assert report.state is AdapterReadiness.LOADING
 
@@ -281,8 +303,9 @@ def plain_run(random: Random) -> None:
         lambda: run.breaks(random.choice(INSTANCES)),
         lambda: run.another_revision(random.choice(NAMES), random.choice(KINDS)),
         lambda: run.time_passes(random.choice([1.0, 11.0, 31.0])),
+        lambda: run.a_request_comes(random.choice(NAMES)),
     ]
     for _ in range(random.randint(4, 16)):
-        random.choices(steps, weights=[6, 2, 1, 2, 1, 1, 1, 3])[0]()
+        random.choices(steps, weights=[6, 2, 1, 2, 1, 1, 1, 3, 3])[0]()
         run.status_is_true()
     run.teardown()

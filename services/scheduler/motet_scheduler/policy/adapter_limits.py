@@ -67,7 +67,10 @@ class AdapterLimits:
         serving = [
             runner
             for runner in having
-            if runner.takes_work and runner.group == request.group and runner.serves(request.base)
+            if runner.takes_work
+            and runner.group == request.group
+            and runner.serves(request.base)
+            and runner.may_serve(request.digest, request.adapter)
         ]
         if len(serving) < most:
             return None

@@ -208,6 +208,9 @@ class Adapters:
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
         self._suspects = Suspects()
+        self._withdrawn = False
+        self._moved_groups: dict[GroupName, None] = {}
+        """In which runners may serve some adapter, or may not, that was otherwise at `take_moved`."""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
         self._coming: dict[tuple[GroupName, Digest], dict[InstanceName, Coming]] = {}
@@ -477,20 +480,28 @@ class Adapters:
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is None:
-            self._certified(adapter, key, event, check.runner)
+            self._certified(adapter, key, event, check.runner, runners)
             return True
         if is_refusal(event.failure, serves=state.serves):
-            self._refused(adapter, key, event, check.runner)
+            self._refused(adapter, key, event.failure, check.runner, runners)
         else:
             adapter.put(key, state.failed(check.runner, event.failure, now))
         self._nobody_left(adapter, runners)
-        self._withdraw(adapter, runners, some_may_return=some_may_return)
+        if serving is not None:
+            self._withdraw_all(serving.digest, runners, some_may_return=some_may_return)
         return adapter.newest.ended or adapter.serving is not serving
 
-    def _certified(self, adapter: Adapter, key: RevisionKey, event: AdapterStateChanged, start: Start) -> None:
+    def _certified(
+        self,
+        adapter: Adapter,
+        key: RevisionKey,
+        event: AdapterStateChanged,
+        start: Start,
+        runners: Collection[Runner],
+    ) -> None:
         for cleared in self._suspects.certified(event.instance):
             self._tell_of_refusals_by(cleared)
-        replaced, state = adapter.serving, adapter.states[key]
+        replaced, state = adapter.serving, self._with_refusals(adapter, key, event.digest, start, runners)
         self._serving = None
         adapter.serving = Revision(key=key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
         adapter.put(key, state.certified(start))
@@ -501,14 +512,79 @@ class Adapters:
 
     # ------------------------------------------------------------------------------------------------------- proofs
 
-    def _refused(self, adapter: Adapter, key: RevisionKey, event: AdapterStateChanged, start: Start) -> None:
+    def _refused(
+        self, adapter: Adapter, key: RevisionKey, failure: Failure, start: Start, runners: Iterable[Runner]
+    ) -> None:
         """What a runner computes with this revision is wrong. Either may be the cause."""
-        assert event.failure is not None
-        adapter.put(key, adapter.state_of(key).refused(start, event.failure))
+        name, serving = adapter.spec.ref.object, adapter.serving
+        self._put_refusal(adapter, key, start, failure)
+        if serving is not None and serving.key == key:
+            for runner in runners:
+                if start_of(runner) == start:
+                    self._may_not_serve(runner, serving.digest, str(name), failure)
+        if is_wrong(failure) and self._suspects.proof_failed(start, str(name)):
+            self._tell_of_refusals_by(start)
+
+    def _put_refusal(self, adapter: Adapter, key: RevisionKey, start: Start, failure: Failure) -> None:
+        adapter.put(key, adapter.state_of(key).refused(start, failure))
         self._to_tell[adapter.spec.ref.object] = None
         self.may_be_ordered, self._to_check = True, None
-        if is_wrong(event.failure) and self._suspects.proof_failed(start, str(adapter.spec.ref.object)):
-            self._tell_of_refusals_by(start)
+
+    def _may_not_serve(self, runner: Runner, digest: Digest, adapter: str, failure: Failure) -> bool:
+        """→ True if it might before. So it is under each name that serves these bytes, if they are the cause."""
+        if not runner.refuse(digest, adapter, failure):
+            return False
+        self._moved_groups[runner.group] = None
+        for one, key in self._that_it_serves(runner, digest):
+            if not (
+                runner.may_serve(digest, str(one.spec.ref.object)) or one.state_of(key).is_refused_by(start_of(runner))
+            ):
+                self._put_refusal(one, key, start_of(runner), failure)
+        return True
+
+    def _may_serve(self, runner: Runner, digest: Digest, adapter: str) -> None:
+        """It has certified what it has refused before."""
+        if not runner.accept(digest, adapter):
+            return
+        self._moved_groups[runner.group] = None
+        for one, key in self._that_it_serves(runner, digest):
+            state, start = one.state_of(key), start_of(runner)
+            if state.is_refused_by(start) and runner.may_serve(digest, str(one.spec.ref.object)):
+                one.put(key, state.certified(start))
+                self._to_tell[one.spec.ref.object] = None
+
+    def _that_it_serves(self, runner: Runner, digest: Digest) -> Iterator[tuple[Adapter, RevisionKey]]:
+        """The adapters that serve these bytes in a runner's group, for its base model."""
+        for one in [*self.that_serve(digest)]:
+            serving = one.serving
+            if serving is not None and serving.key.group == runner.group and runner.serves(serving.key.base):
+                yield one, serving.key
+
+    def _with_refusals(
+        self, adapter: Adapter, key: RevisionKey, digest: Digest, start: Start, runners: Iterable[Runner]
+    ) -> RevisionState:
+        """A runner has certified a revision, so its digest is known. Others may have refused it, or these bytes."""
+        name, state = str(adapter.spec.ref.object), adapter.states[key]
+        for runner in runners:
+            if runner.group != key.group or not runner.serves(key.base):
+                continue
+            if (one := start_of(runner)) == start:
+                self._may_serve(runner, digest, name)
+            elif (refusal := state.refusal_of(one)) is not None:
+                self._may_not_serve(runner, digest, name, refusal.failure)
+            elif (failure := runner.refused.why(digest, name)) is not None:
+                state = state.refused(one, failure)
+        return state
+
+    def take_withdrawn(self) -> bool:
+        """Whether something was withdrawn since this was called last."""
+        withdrawn, self._withdrawn = self._withdrawn, False
+        return withdrawn
+
+    def take_moved(self) -> dict[GroupName, None]:
+        """The groups in which other runners may serve some adapter than when this was called last."""
+        moved, self._moved_groups = self._moved_groups, {}
+        return moved
 
     def _nobody_left(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
         """Whether the newest revision is refused, because all runners that can be asked now have refused it."""
@@ -520,6 +596,11 @@ class Adapters:
         adapter.put(adapter.wanted, state.nobody_left())
         self._to_tell[adapter.spec.ref.object] = None
         return True
+
+    def _withdraw_all(self, digest: Digest, runners: Collection[Runner], *, some_may_return: bool) -> None:
+        """Those that serve these bytes"""
+        for one in [*self.that_serve(digest)]:
+            self._withdraw(one, runners, some_may_return=some_may_return)
 
     def _withdraw(self, adapter: Adapter, runners: Collection[Runner], *, some_may_return: bool) -> None:
         """What serves does so no longer if all runners have refused it that are known, also those that are away. Only
@@ -534,30 +615,28 @@ class Adapters:
             return
         self._retire(adapter)
         adapter.serving, self._serving, self._to_check = None, None, None
+        self._withdrawn = True
         adapter.put(serving.key, state.nobody_left())
         self._to_tell[adapter.spec.ref.object] = None
 
-    def proof_failed(
+    def refused_on(
         self,
         runner: Runner,
-        event: AdapterStateChanged,
+        digest: Digest,
+        adapter: str,
+        failure: Failure,
         runners: Collection[Runner],
         *,
         some_may_return: bool = False,
-    ) -> bool:
-        """A runner that has served a revision has proved it again, and what it computes is wrong. True if the revision
-        does not serve any more."""
-        adapter = self.by_name.get(event.ref.object)
-        if adapter is None or adapter.serving is None or adapter.serving.digest != event.digest:
-            return False
-        key = adapter.serving.key
-        if runner.group != key.group or not runner.serves(key.base):
-            return False
-        state, start = adapter.state_of(key), start_of(runner)
-        if not state.is_refused_by(start) or _all_have_refused(state, key, runners):  # whoever has proved it has gone
-            self._refused(adapter, key, event, start)
-        self._withdraw(adapter, runners, some_may_return=some_may_return)
-        return adapter.serving is None
+    ) -> None:
+        """A runner has found by itself that what it computes with these bytes is wrong. `adapter`: under which name."""
+        start, new = start_of(runner), self._may_not_serve(runner, digest, adapter, failure)
+        for one, key in self._that_it_serves(runner, digest):
+            if runner.may_serve(digest, str(one.spec.ref.object)):
+                continue
+            if new or _all_have_refused(one.state_of(key), key, runners):  # whoever has proved it has gone
+                self._refused(one, key, failure, start, runners)
+        self._withdraw_all(digest, runners, some_may_return=some_may_return)
 
     def proved(self, runner: Runner, event: AdapterStateChanged) -> None:
         """A runner says which of its kernels have proved what it serves."""
@@ -583,6 +662,7 @@ class Adapters:
         if certificate.proved_by and state.is_refused_by(start_of(runner)):  # with other kernels than those that failed
             adapter.put(serving.key, state.certified(start_of(runner)))
             self._to_tell[adapter.spec.ref.object] = None
+            self._may_serve(runner, serving.digest, str(adapter.spec.ref.object))
 
     def checked_anew(self, event: AdapterStateChanged) -> None:
         """A runner with newer checks has loaded what serves. They may know of a chat template that older ones did not
@@ -642,7 +722,7 @@ class Adapters:
                 for one in groups.get(spec.group, ())
                 if one.serves(serving.key.base)
                 and _may_pin(one, serving.digest, pinned.get(one.instance, ()))
-                and not adapter.state_of(serving.key).is_refused_by(start_of(one))
+                and one.may_serve(serving.digest, str(spec.ref.object))
             ]
             for holder in self._to_hold(spec, serving.digest, able, now):
                 pinned.setdefault(holder.instance, set()).add(serving.digest)

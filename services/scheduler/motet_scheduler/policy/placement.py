@@ -138,6 +138,9 @@ class Placer:
         if request.unable is not None and not runners and self._lifecycle.is_unable(request):
             self._lifecycle.refuse(request, request.unable)
             return Outcome.REFUSED
+        if not runners and (refused := state.refused_by_all(request)) is not None:
+            self._lifecycle.refuse(request, refused)
+            return Outcome.REFUSED
         limited = state.limited_to(request)
         if limited is not None and not limited and state.may_refuse(request.group):
             self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED))

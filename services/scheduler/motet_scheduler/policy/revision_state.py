@@ -121,7 +121,10 @@ class RevisionState:
         return start not in self.unable and not self.is_refused_by(start)
 
     def is_refused_by(self, start: Start) -> bool:
-        return any(one.runner == start for one in self.refusals)
+        return self.refusal_of(start) is not None
+
+    def refusal_of(self, start: Start) -> Refusal | None:
+        return next((one for one in self.refusals if one.runner == start), None)
 
     # -------------------------------------------------------------------------------------------- what has happened
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import NEVER_HERE, PROOF_FAILED, TABLE, TOO_FEW_PAGES, AdapterError, AdapterUnproved, InvalidRequest
+from motet.errors import NEVER_HERE, TABLE, TOO_FEW_PAGES, AdapterError, AdapterUnproved, InvalidRequest
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -157,9 +157,9 @@ class RunnerEvents:
         if event.failure.reason == TOO_FEW_PAGES:
             request.room_lacked += 1
         elsewhere = False
-        if event.failure.reason == PROOF_FAILED:  # the runner may be at fault: each other one is tried once
-            request.avoid[event.instance] = inf
-            elsewhere = any(request.avoid.get(one.instance) != inf for one in self._state.runners_for(request))
+        if event.failure.code == AdapterUnproved.mapping.code:  # the runner may be at fault: others may serve it
+            self._refused(runner, request.digest, request.adapter, event.failure)
+            elsewhere = bool(self._state.runners_for(request))
         if (_is_final(event.failure) and not elsewhere) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
         if request.placement is not None:
@@ -191,7 +191,8 @@ class RunnerEvents:
             before, returns = one.serving, self._state.some_may_return(one.spec.group)
             if adapters.check_reported(checked, event, self._state.runners.values(), now, some_may_return=returns):
                 self._state.catalog_changed = True
-            if one.serving is not before:  # else the former revision serves on, and failures are not saved
+            # Else the former revision serves on, and failures are not saved; or it was withdrawn, and that is saved.
+            if one.serving is not None and one.serving is not before:
                 self._state.emit(effects.SaveCatalog(outdates=True))
         elif (
             not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
@@ -202,6 +203,7 @@ class RunnerEvents:
             adapters.checked_anew(event)
         if runner is not None and not event.order:
             self._news_of_adapter(runner, event)
+        self._refusals_changed()
         self._publisher.order_adapter_loads()
 
     def _news_of_adapter(self, runner: Runner, event: events.AdapterStateChanged) -> None:
@@ -211,10 +213,23 @@ class RunnerEvents:
             adapters.stage_told(runner, event.digest, event.stage)
             adapters.proved(runner, event)
         elif failure.code == AdapterUnproved.mapping.code:
-            returns = self._state.some_may_return(runner.group)
-            if adapters.proof_failed(runner, event, self._state.runners.values(), some_may_return=returns):
-                self._state.catalog_changed = True
-                self._state.emit(effects.SaveCatalog(outdates=True))
+            adapter = str(event.ref.object)
+            if adapters.source_of(event.digest, adapter) is not None:
+                self._refused(runner, event.digest, adapter, failure)
+
+    def _refused(self, runner: Runner, digest: Digest, adapter: str, failure: Failure) -> None:
+        """What the runner computes with these bytes is wrong, as it has found by itself."""
+        runners, returns = self._state.runners.values(), self._state.some_may_return(runner.group)
+        self._state.adapters.refused_on(runner, digest, adapter, failure, runners, some_may_return=returns)
+        self._refusals_changed()
+
+    def _refusals_changed(self) -> None:
+        """Other runners may serve some adapters than before, or none may."""
+        if self._state.adapters.take_withdrawn():
+            self._state.catalog_changed = True
+            self._state.emit(effects.SaveCatalog(outdates=True))
+        for group in self._state.adapters.take_moved():
+            self._state.queue(group).try_all_again()
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor

@@ -7,10 +7,11 @@ from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
 from motet.prefix_hints import HINT_TOKENS
-from motet.runner_info import BatchCap, Capacity, KernelState, RunnerIdentity, Tier
+from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.events import AdapterStateChanged
+from motet_scheduler.policy.refused_digests import RefusedDigests
 from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
@@ -111,6 +112,8 @@ class Runner:
         """Those of them that are not only on its disk"""
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
+        self.refused = RefusedDigests()
+        """What it may not serve."""
         self._adapter_moved = adapter_moved
         self._loads: dict[Digest, dict[ObjectName, Load]] = {}
         """The last load of each digest, from the source of each adapter that has it."""
@@ -170,6 +173,24 @@ class Runner:
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""
         return not base or base == self.base.digest
+
+    def may_serve(self, digest: Digest, adapter: str) -> bool:
+        """Whether it has not refused these bytes under this name."""
+        return not self.refused or self.refused.why(digest, adapter) is None
+
+    def refuse(self, digest: Digest, adapter: str, failure: Failure) -> bool:
+        """→ True if it might serve it before"""
+        changed = self.refused.refuse(digest, adapter, failure)
+        if changed:
+            self._adapter_moved(self, digest)
+        return changed
+
+    def accept(self, digest: Digest, adapter: str) -> bool:
+        """→ True if it might not serve it before"""
+        changed = bool(self.refused) and self.refused.accept(digest, adapter)
+        if changed:
+            self._adapter_moved(self, digest)
+        return changed
 
     @property
     def sequences(self) -> int:

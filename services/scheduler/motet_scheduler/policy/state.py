@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
-from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
+from motet.domain import BASE, NO_TENANT, Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import Failure
 from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
@@ -197,7 +198,7 @@ class SchedulerState:
         one runner more than that it waits for ever."""
         if request.replaced and self.adapters.is_replaced(request.digest, request.adapter, request.group):
             group = self.runners_of(request.group)
-            return [one for one in group if request.digest in one.resident and one.serves(request.base)]
+            return [one for one in group if request.digest in one.resident and _may_serve(one, request)]
         holders = self.limits.holders_at_limit(request)
         if holders is None or all(
             request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest)).never
@@ -212,7 +213,19 @@ class SchedulerState:
         if holders is not None:
             return [runner for runner in holders if among is None or runner in among]
         runners = self.runners_of(request.group) if among is None else among
-        return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
+        if not request.base and request.digest == BASE:
+            return runners
+        return [runner for runner in runners if _may_serve(runner, request)]
+
+    def refused_by_all(self, request: Request) -> Failure | None:
+        """Why no runner of its base model may serve its adapter; None: one may, or may come."""
+        why = None
+        for runner in self.runners_of(request.group):
+            if runner.serves(request.base):
+                why = runner.refused.why(request.digest, request.adapter)
+                if why is None:
+                    return None
+        return why if why is not None and self.may_refuse(request.group) else None
 
     def one_of_each_capacity(self, group: GroupName) -> Mapping[CapacityId, Runner]:
         found = self._one_of_each.get(group)
@@ -276,3 +289,7 @@ class SchedulerState:
 
     def digests_in_use(self) -> set[Digest]:
         return set(self.adapter_uses).union(*(runner.adapters_in_use() for runner in self.runners.values()))
+
+
+def _may_serve(runner: Runner, request: Request) -> bool:
+    return runner.serves(request.base) and runner.may_serve(request.digest, request.adapter)

@@ -36,10 +36,12 @@ def between(above: int, free: int, by_size: list[Sized], most: int) -> list[Size
 
 def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
     """Those that may run there if there is room."""
-    instance, resident = runner.instance, runner.resident
+    instance, resident, refuses = runner.instance, runner.resident, bool(runner.refused)
     for head in heads:
         request = head[3]
         if instance in request.avoid or (request.replaced and request.digest not in resident):
+            continue
+        if refuses and not runner.may_serve(request.digest, request.adapter):
             continue
         yield head
 

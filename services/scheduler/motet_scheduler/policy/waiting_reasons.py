@@ -22,6 +22,8 @@ MAX_RUNNERS = 20
 
 LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
+REFUSED = "its runners have refused the adapter, and others may come"
+
 REPLACED = "it waits for a runner that holds its revision of the adapter, which was replaced"
 
 
@@ -36,7 +38,10 @@ def explain(state: SchedulerState, request: Request) -> None:
     else:
         queue = state.queues[request.group]
         reserved, kept = queue.reserved_from(request), queue.kept_from(request)
-        why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved, kept=kept)
+        able = state.runners_for(request)
+        why = why_it_waits(request, able, state.config, state.now, reserved=reserved, kept=kept)
+        if not able and any(one.takes_work and one.serves(request.base) for one in state.runners_of(request.group)):
+            why = Obstacle(REFUSED)
         if state.limited_to(request) is not None:
             limit = f"{REPLACED if request.replaced else LIMITED}: "
     request.waiting_reason = f"{limit}{why}"
@@ -54,6 +59,9 @@ def obstacles(state: SchedulerState, request: Request, for_tenant: Tenant) -> It
     for runner in state.runners_of(request.group)[:MAX_RUNNERS]:
         if request.base and not runner.serves(request.base):
             yield runner.instance, "it has another base model"
+            continue
+        if not runner.may_serve(request.digest, request.adapter):
+            yield runner.instance, "it has refused the adapter"
             continue
         obstacle = obstacle_on(request, runner, state.config, state.now, reserved=left_to_others, kept=kept)
         if obstacle.kind is not RESERVED:

@@ -1,0 +1,49 @@
+"""May this start of a runner serve this adapter? Placement, `minReplicas`, `maxReplicas`, requests that were declined,
+and the status all ask here.
+
+A proof is about bytes, so what a runner has refused for its proof it refuses under every name. What it has refused for
+what one manifest asks for, such as recorded answers, it refuses under that name alone.
+"""
+
+from motet.domain import Digest
+from motet.errors import AdapterUnproved
+from motet.runner_info import Failure
+
+MAX_REFUSED = 4096
+"""The number of adapters of which it is remembered that a runner refuses them: the newest ones"""
+
+_ANY = ""
+"""The name of every adapter with these bytes"""
+
+
+class RefusedDigests:
+    """Of one start of a runner."""
+
+    def __init__(self) -> None:
+        self._failures: dict[Digest, dict[str, Failure]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._failures)
+
+    def refuse(self, digest: Digest, adapter: str, failure: Failure) -> bool:
+        """`adapter`: as namespace/name. → True if it was not refused before"""
+        of_digest = self._failures.pop(digest, {})
+        name = _ANY if failure.code == AdapterUnproved.mapping.code else adapter
+        new = name not in of_digest
+        self._failures[digest] = of_digest | {name: failure}
+        if len(self._failures) > MAX_REFUSED:
+            del self._failures[next(iter(self._failures))]
+        return new
+
+    def accept(self, digest: Digest, adapter: str) -> bool:
+        """The runner has certified it since. → True if it was refused"""
+        of_digest = self._failures.pop(digest, {})
+        left = {name: failure for name, failure in of_digest.items() if name not in (_ANY, adapter)}
+        if left:
+            self._failures[digest] = left
+        return len(left) < len(of_digest)
+
+    def why(self, digest: Digest, adapter: str) -> Failure | None:
+        """None: it may serve it, as far as is known"""
+        of_digest = self._failures.get(digest)
+        return of_digest and (of_digest.get(_ANY) or of_digest.get(adapter))
