@@ -529,6 +529,30 @@ def test_numbers_that_are_none_are_wrong(llama: Path, plain: Path, monkeypatch) 
     assert isinstance(outcome(engine, plain), AdapterUnproved)
 
 
+@pytest.mark.parametrize(
+    ("broken", "reason", "said"),
+    [
+        ("base", "ProofFailed", "the base model's logits are not numbers on this runner, without any adapter"),
+        ("company", "ProofFailed", "the base model's logits are not numbers on this runner, without any adapter"),
+        ("adapter", "NotNumbers", "with the adapter, logits are not numbers, and without it they are"),
+    ],
+)
+def test_whose_fault_it_is_that_logits_are_no_numbers(llama: Path, plain: Path, monkeypatch, broken, reason, said):
+    engine = proving_engine(llama)
+    logits = Prover.logits
+
+    def infected(self: Prover, *company: list[int], adapter=None) -> torch.Tensor:
+        found = logits(self, *company, adapter=adapter)
+        if broken == "base" or (broken == "company" and company) or (broken == "adapter" and adapter is not None):
+            found[0, 0] = torch.nan
+        return found
+
+    monkeypatch.setattr(Prover, "logits", infected)
+    found = outcome(engine, plain)
+    assert isinstance(found, AdapterUnproved)
+    assert (found.reason, said in found.message.lower()) == (reason, True), found.message
+
+
 def test_an_engine_tells_which_machine_and_device_compute(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof of another one is not believed: see `kept_proofs`."""
     engine = proving_engine(llama)

@@ -46,6 +46,7 @@ _CERTIFYING = frozenset(
         "UnmappedTensors",
         "ShapeMismatch",
         "NoEffect",
+        "NotNumbers",
         "ProofFailed",
         "ReferenceMismatch",
         "TokenizerDiffers",

@@ -137,6 +137,7 @@ def test_an_adapter_that_is_being_checked_is_progressing() -> None:
         ("adapter_incompatible", "ShapeMismatch", "ShapeMismatch"),
         ("adapter_unproved", "ProofFailed", "ProofFailed"),
         ("adapter_unproved", "NoEffect", "NoEffect"),
+        ("adapter_unproved", "NotNumbers", "NotNumbers"),
         ("adapter_incompatible", "ReferenceMismatch", "ReferenceMismatch"),
         ("adapter_incompatible", "RecordMissing", "RecordMissing"),
         ("adapter_incompatible", "TokenizerDiffers", "TokenizerDiffers"),

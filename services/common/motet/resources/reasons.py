@@ -34,6 +34,9 @@ _CERTIFYING = {
     "trained on.",
     "NoEffect": "The adapter changes nothing: all its weights are zero, or so small that the engine rounds them away. "
     "It was saved before training, or by a script that left out the trained weights. Save it again after training.",
+    "NotNumbers": "With the adapter, the base model's results are infinite or not numbers in the engine's data type, "
+    "and without it they are numbers: the adapter's weights are too large. Use a pool with a wider "
+    "`spec.engine.dtype`, or train with a smaller learning rate.",
     "ProofFailed": "Runners' engines have loaded the adapter, and what they compute with it differs from what follows "
     "from its files. All runners of the pool were asked. The message says where the results differ, and whether the "
     "proofs of other adapters fail there, too: then the runner is probably at fault. Please report it.",

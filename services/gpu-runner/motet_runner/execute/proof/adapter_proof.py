@@ -9,6 +9,7 @@ tensors and computes what is expected. The back end is another one of the kind t
 but no iteration's batch.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -202,6 +203,7 @@ class AdapterProof:
         if self._effect is not None:
             self._check_linears()
             moved, composition = map(float, self._effect)
+            self._check_numbers(moved, composition)
             if not moved > 0:
                 raise _unproved(
                     "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
@@ -211,6 +213,22 @@ class AdapterProof:
         dtype = str(self._prover.loaded.dtype).removeprefix("torch.")
         recorded = None if self._answers is None else self._answers.result(dtype)
         return Proof(self._kernels, moved, composition, self._effect is not None, recorded)
+
+    def _check_numbers(self, moved: float, composition: float) -> None:
+        """Whose fault it is if logits are no numbers: `composition` is computed without any adapter."""
+        if not math.isfinite(composition):
+            raise _unproved(
+                "the base model's logits are not numbers on this runner, without any adapter: its device, its kernels "
+                f"or the base model's files are at fault, and not the adapter. The kernels are {self._kernels}. Please "
+                "restart or replace the runner.",
+                reason="ProofFailed",
+            )
+        if not math.isfinite(moved):
+            raise _unproved(
+                "with the adapter, logits are not numbers, and without it they are: its weights are too large for the "
+                "engine's data type. Use a pool with a wider engine.dtype, or train with a smaller learning rate.",
+                reason="NotNumbers",
+            )
 
     def _check_linears(self) -> None:
         wrong = torch.stack([one.wrong for one in self._compared]).tolist() if self._compared else []
