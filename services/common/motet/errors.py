@@ -239,8 +239,8 @@ class AdapterIncompatible(AdapterError):
 
 class AdapterUnproved(AdapterError):
     """The adapter fits its base model, but what a runner's engine computes with it is wrong, or the adapter moves no
-    logit, or makes logits that are not numbers. The runner does not serve it, and an earlier version goes on serving. The adapter's status says what was
-    found."""
+    logit, or makes logits that are not numbers. The runner does not serve it, and an earlier version goes on serving.
+    The adapter's status says what was found."""
 
     mapping = ErrorMapping("adapter_unproved", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
     public_message = "The adapter was not proved: its results are wrong or no numbers, or it changes nothing"
