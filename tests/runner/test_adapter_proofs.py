@@ -537,7 +537,7 @@ def test_numbers_that_are_none_are_wrong(llama: Path, plain: Path, monkeypatch) 
         ("adapter", "NotNumbers", "with the adapter, logits are not numbers, and without it they are"),
     ],
 )
-def test_whose_fault_it_is_that_logits_are_no_numbers(llama: Path, plain: Path, monkeypatch, broken, reason, said):
+def test_whose_fault_it_is_that_logits_are_no_numbers(llama: Path, plain: Path, monkeypatch, *, broken, reason, said):
     engine = proving_engine(llama)
     logits = Prover.logits
 

@@ -223,7 +223,7 @@ class SchedulerDriver:
             "ref": AdapterRef("default", name, 1),
             "digest": digest,
             "stage": AdapterStage.CERTIFIED,
-            "certificate": Certificate(digest=digest, rank=8),
+            "certificate": Certificate(digest=digest, rank=8, proved_by=("torch",)),
             "ordered_stage": AdapterStage.CERTIFIED,
         }
         fields |= how

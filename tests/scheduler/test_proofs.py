@@ -10,7 +10,7 @@ from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnprove
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
-from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
+from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
 from motet_scheduler.policy.waiting_reasons import REFUSED
@@ -19,6 +19,7 @@ from tests.scheduler.test_adapters import checks, published
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
 DIFFERS = Failure.of(AdapterIncompatible("Its answers differ.", reason=REFERENCE_MISMATCH))
+UNPROVED = Certificate(digest=PIRATE, rank=8)
 NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
 
 
@@ -240,11 +241,11 @@ def test_a_runner_that_proves_another_one_is_not_at_fault():
     assert report(driver, "poet").failure == WRONG
 
 
-def serving(*runners: str) -> SchedulerDriver:
+def serving(*runners: str, **how: Any) -> SchedulerDriver:
     driver = stack(*runners)
     driver.state(adapter())
     (asked,) = checks(driver)
-    driver.certify(instance=asked.instance)
+    driver.certify(instance=asked.instance, **how)
     for one in runners:
         driver.report(one, resident=resident(PIRATE))
     return driver
@@ -301,7 +302,7 @@ def test_what_is_remembered_of_runners_is_bounded():
 
 
 def test_the_kernels_that_have_proved_an_adapter_are_told_once_each():
-    driver = serving("r0", "r1")
+    driver = serving("r0", "r1", certificate=UNPROVED)
     told = []
     for number in range(3):
         certificate = Certificate(digest=PIRATE, rank=8, proved_by=(f"kernels {number}",))
@@ -450,6 +451,87 @@ def test_another_runner_is_asked_if_the_first_one_does_not_answer():
     driver.wait(driver.scheduler.config.load_retry)
     (second,) = checks(driver)
     assert {first.instance, second.instance} == {"r0", "r1"}
+
+
+def works(driver: SchedulerDriver, order: effects.EnsureAdapter, fetched: int = 0):
+    return driver.certify(
+        order.ref.name,
+        Digest(""),
+        instance=order.instance,
+        order=order.order,
+        stage=AdapterStage.NONE,
+        certificate=None,
+        bytes=fetched,
+    )
+
+
+def test_a_runner_that_only_says_that_it_is_at_work_holds_up_no_check_for_ever():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    asked = []
+    for _ in range(2 * int(driver.scheduler.config.check_patience)):
+        works(driver, first)
+        asked += checks(driver)
+        driver.wait(1)
+        asked += checks(driver)
+    second = asked[0]
+    assert second.instance != first.instance
+    driver.certify(instance=second.instance, order=second.order)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_download_that_goes_on_is_not_ordered_elsewhere_however_long_it_lasts():
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    for second in range(2 * int(driver.scheduler.config.check_patience)):
+        works(driver, first, fetched=second // 200 + 1)
+        assert not checks(driver)
+        driver.wait(1)
+        assert not checks(driver)
+
+
+@pytest.mark.parametrize("failure", [WRONG, DIFFERS])
+def test_a_runner_that_proves_nothing_does_not_outvote_one_that_has_refused(failure):
+    """As one of vLLM in a group with one of Motet"""
+    driver = stack("motet", "vllm")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    if first.instance == "vllm":
+        driver.wait(driver.scheduler.config.load_retry)
+        (first,) = checks(driver)
+    refuse(driver, "motet", failure=failure)
+    asked = checks(driver)
+    for one in asked:
+        driver.certify(instance=one.instance, certificate=UNPROVED)
+    driver.wait(1)
+    assert status(driver).state is AdapterReadiness.FAILED
+    assert status(driver).failure == failure
+    driver.attach("another")
+    (third,) = checks(driver)
+    assert third.instance == "another"
+    driver.certify(instance="another")
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_what_serves_where_nothing_is_proved_stays_there_with_a_warning_once_a_proof_has_failed():
+    driver = stack("vllm")
+    driver.state(adapter())
+    driver.certify(instance="vllm", certificate=UNPROVED)
+    driver.attach("motet")
+    for _ in range(3):
+        news(driver, "motet")
+        for one in checks(driver):
+            driver.certify(instance=one.instance, certificate=UNPROVED)
+        driver.wait(60)
+        assert not checks(driver), "vLLM has told all that it can"
+    (warning,) = status(driver).certificate.warnings
+    assert warning.startswith("its proof has failed on motet")
+    driver.enqueue("a", digest=PIRATE)
+    assert driver.where("a") == "vllm"
+    state = driver.scheduler.adapters.by_name[adapter().ref.object].newest
+    assert state.standing is Standing.DOUBTED
 
 
 def test_orders_that_are_never_answered_hold_up_no_other_adapter():

@@ -3,6 +3,7 @@
 - each check ends, served or refused with a reason, if a runner lives that answers;
 - what serves is withdrawn only after an answer, and only if every known runner has refused it;
 - the check of one adapter holds up no other's;
+- nothing begins to serve on the word of a runner that proves nothing, while another one has refused it;
 - the status says what is true;
 - a runner that is known to refuse what serves gets no request for it.
 """
@@ -32,7 +33,7 @@ AWAY = Failure("adapter_fetch_failed", "away", 5.0)
 INSTANCES = ("r0", "r1", "r2")
 NAMES = ("pirate", "poet")
 GOOD, USELESS, SILENT = "good", "useless", "silent"
-"""What a revision is. Of a silent one no order is ever answered."""
+"""What a revision is. Of a silent one no order is ever answered, but for that the runner is at work."""
 KINDS = (GOOD, GOOD, GOOD, USELESS, SILENT)
 
 
@@ -40,6 +41,7 @@ KINDS = (GOOD, GOOD, GOOD, USELESS, SILENT)
 class Start:
     incarnation: str
     broken: bool
+    proves: bool
     orders: dict[str, effects.EnsureAdapter] = field(default_factory=dict)
     """The last one for each adapter"""
 
@@ -106,10 +108,13 @@ class RandomProofs(RuleBasedStateMachine):
         failure = None
         if passes:
             failure = AWAY
-        elif start.broken or kind == USELESS:
+        elif start.proves and (start.broken or kind == USELESS):
             failure = WRONG if start.broken else NO_EFFECT
             self.refused[digest].add((instance, start.incarnation))
-        certificate = Certificate(digest=digest, rank=8) if failure is None else None
+        proved_by = ("torch",) if start.proves else ()
+        certificate = Certificate(digest=digest, rank=8, proved_by=proved_by) if failure is None else None
+        refused = bool(asked is not None and self.entry(name).state_of(asked).refusals)
+        served = self.entry(name).serving
         self.send(
             lambda: self.driver.certify(
                 name,
@@ -122,6 +127,8 @@ class RandomProofs(RuleBasedStateMachine):
             ),
             name=name,
         )
+        if failure is None and not start.proves and refused:
+            assert self.entry(name).serving == served, "it serves, and nobody has proved it whom one has refused"
 
     def unanswered(self):
         return [(instance, name) for instance, start in self.runners.items() for name in start.orders]
@@ -129,19 +136,21 @@ class RandomProofs(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------------------------------------- rules
 
     @initialize(
-        kinds=st.tuples(*[st.sampled_from(KINDS)] * len(NAMES)), broken=st.lists(st.booleans(), min_size=1, max_size=3)
+        kinds=st.tuples(*[st.sampled_from(KINDS)] * len(NAMES)),
+        broken=st.lists(st.booleans(), min_size=1, max_size=3),
+        proves=st.lists(st.sampled_from([True, True, False]), min_size=3, max_size=3),
     )
-    def begin(self, kinds, broken):
+    def begin(self, kinds, broken, proves):
         self.kinds = {(name, "0"): kind for name, kind in zip(NAMES, kinds, strict=True)}
         self.state_adapters()
-        for instance, is_broken in zip(INSTANCES, broken, strict=False):
-            self.starts_anew(instance, is_broken)
+        for instance, is_broken, one_proves in zip(INSTANCES, broken, proves, strict=False):
+            self.starts_anew(instance, is_broken, one_proves)
 
-    @rule(instance=st.sampled_from(INSTANCES), broken=st.booleans())
-    def starts_anew(self, instance, broken):
+    @rule(instance=st.sampled_from(INSTANCES), broken=st.booleans(), proves=st.sampled_from([True, True, False]))
+    def starts_anew(self, instance, broken, proves):
         self.starts += 1
         incarnation = str(self.starts)
-        self.runners[instance] = Start(incarnation, broken)
+        self.runners[instance] = Start(incarnation, broken, proves)
         self.send(lambda: self.driver.attach(instance, incarnation=incarnation))
 
     @rule(instance=st.sampled_from(INSTANCES))
@@ -166,12 +175,23 @@ class RandomProofs(RuleBasedStateMachine):
             for instance, name in self.unanswered():
                 self.answer(instance, name)
 
+    @rule()
+    def all_say_that_they_work(self):
+        for instance, name in self.unanswered():
+            order = self.runners[instance].orders[name]
+            stage = {"stage": AdapterStage.NONE, "certificate": None}
+            self.send(
+                lambda one=(name, instance, order.order), stage=stage: self.driver.certify(
+                    one[0], Digest(""), instance=one[1], order=one[2], **stage
+                )
+            )
+
     @rule(instance=st.sampled_from(INSTANCES))
     def breaks(self, instance):
         """Its device, or its other kernels: what it has is proved again, and is wrong."""
         start = self.runners.get(instance)
         runner = self.driver.scheduler.runners.get(instance)
-        if start is None or runner is None or not runner.attached:
+        if start is None or runner is None or not runner.attached or not start.proves:
             return
         start.broken = True
         for name in NAMES:
@@ -253,7 +273,7 @@ class RandomProofs(RuleBasedStateMachine):
             if kind == SILENT:
                 continue
             assert newest.standing is not Standing.WANTED, "its check has not ended"
-            healthy = any(not start.broken for start in attached.values())
+            healthy = any(start.proves and not start.broken for start in attached.values())
             if kind == GOOD and healthy:
                 assert newest.standing is Standing.PROVED, newest
                 assert one.serving.digest == self.digest_of(name, stamp)
@@ -293,11 +313,13 @@ def test_proofs_end_and_the_status_is_true_in_plain_random_runs(part):
 
 def plain_run(random: Random) -> None:
     run = RandomProofs()
-    run.begin(random.choices(KINDS, k=len(NAMES)), random.choices([False, True], k=random.randint(1, 3)))
+    broken = random.choices([False, True], k=random.randint(1, 3))
+    run.begin(random.choices(KINDS, k=len(NAMES)), broken, random.choices([True, True, False], k=3))
     steps = [
         lambda: run.one_answers(random.randrange(6), passes=random.random() < 0.2),
         run.all_answer,
-        lambda: run.starts_anew(random.choice(INSTANCES), broken=random.random() < 0.5),
+        lambda: run.starts_anew(random.choice(INSTANCES), random.random() < 0.5, proves=random.random() < 0.7),
+        run.all_say_that_they_work,
         lambda: run.stream_breaks(random.choice(INSTANCES)),
         lambda: run.stream_is_back(random.choice(INSTANCES)),
         lambda: run.breaks(random.choice(INSTANCES)),
@@ -306,6 +328,6 @@ def plain_run(random: Random) -> None:
         lambda: run.a_request_comes(random.choice(NAMES)),
     ]
     for _ in range(random.randint(4, 16)):
-        random.choices(steps, weights=[6, 2, 1, 2, 1, 1, 1, 3, 3])[0]()
+        random.choices(steps, weights=[6, 2, 1, 2, 2, 1, 1, 1, 3, 3])[0]()
         run.status_is_true()
     run.teardown()

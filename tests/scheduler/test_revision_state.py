@@ -29,7 +29,7 @@ R0, R1, *_ = STARTS
 
 def test_the_table_is_the_one_that_the_module_shows():
     shown = re.findall(
-        r"^    ([A-Z]+) +([A-Z]+) +([A-Z]+) +([A-Z]+) +([A-Z]+)$", revision_state.__doc__ or "", re.MULTILINE
+        r"^    ([A-Z]+) +([A-Z]+) +([A-Z]+) +([A-Z]+) +([A-Z]+) +([A-Z]+)$", revision_state.__doc__ or "", re.MULTILINE
     )
     assert {row[0]: list(row[1:]) for row in shown} == {
         before.name: [after[finding].name for finding in Finding] for before, after in TABLE.items()
@@ -50,6 +50,10 @@ def asked(start=R0, order=1):
 
 def certified(start=R0):
     return lambda state: state.certified(start)
+
+
+def unproved(start=R0):
+    return lambda state: state.unproved(start)
 
 
 def refused(start=R0, failure=WRONG):
@@ -110,12 +114,33 @@ def test_a_silent_runner_may_answer_late_and_goes_on_if_it_works():
     state = after(asked()).overdue()
     assert state.may_be_asked(11.0)
     (silent,) = state.silent
-    works = state.works(silent, 12.0)
+    works = state.works(silent, 12.0, 0, 60.0)
     assert (works.asked, works.silent) == (silent._replace(since=12.0), ())
     another = state.ask(2, R1, 12.0)
-    assert another.works(silent, 13.0) == another, "another one is asked by now"
+    assert another.works(silent, 13.0, 0, 60.0) == another, "another one is asked by now"
     assert another.certified(R0).serves
     assert after(asked(), RevisionState.overdue, asked(R1), refused()).silent == ()
+
+
+def test_to_be_at_work_counts_for_ever_only_with_more_bytes():
+    state = after(asked())
+    for now in (20.0, 60.0, 69.0):
+        state = state.works(state.asked, now, 0, 60.0)
+        assert state.asked.since == now
+    assert state.works(state.asked, 70.0, 0, 60.0).asked.since == 69.0
+    state = state.works(state.asked, 100.0, 1, 60.0)
+    assert state.asked.since == 100.0
+    assert state.works(state.asked, 159.0, 1, 60.0).asked.since == 159.0
+    assert state.works(state.asked, 160.0, 1, 60.0).asked.since == 100.0
+    silent = state.overdue()
+    assert silent.works(silent.silent[0], 161.0, 1, 60.0) == silent, "nobody believes it again"
+
+
+def test_who_proves_nothing_says_nothing_against_a_refusal():
+    state = after(asked(), refused(), asked(R1), unproved(R1))
+    assert (state.standing, state.is_open(R1)) == (Standing.WANTED, False)
+    assert state.nobody_left().failure == WRONG
+    assert after(certified(R1), refused(), asked(R1), unproved(R1)).standing is Standing.DOUBTED
 
 
 def test_no_more_runners_are_asked_than_are_remembered():
@@ -140,6 +165,7 @@ happenings = st.lists(
     st.one_of(
         starts.map(asked),
         starts.map(certified),
+        starts.map(unproved),
         st.builds(refused, starts, st.sampled_from([WRONG, NO_EFFECT])),
         st.builds(failed, st.sampled_from([AWAY, FINAL]), starts),
         st.just(nobody_left),

@@ -129,6 +129,7 @@ class Settings(BaseSettings):
             max_avoid=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
             load_retry=self.ensure_seconds * time_scale,
+            check_patience=30 * self.ensure_seconds * time_scale,
             revision_pause=self.revision_seconds * time_scale,
             residency_pause=self.residency_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,

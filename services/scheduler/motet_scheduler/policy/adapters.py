@@ -469,7 +469,7 @@ class Adapters:
         adapter, key, check = answered
         state = adapter.states[key]
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
-            adapter.put(key, state.works(check, now))
+            adapter.put(key, state.works(check, now, event.bytes, self._policy.check_patience))
             return False
         if event.certificate is not None and event.certificate.base_digest not in ("", key.base):
             return False  # its runner has another base model by now; without an answer the check is ordered again
@@ -480,9 +480,12 @@ class Adapters:
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is None:
-            self._certified(adapter, key, event, check.runner, runners)
-            return True
-        if is_refusal(event.failure, serves=state.serves):
+            if not state.refusals or (event.certificate is not None and event.certificate.is_proof):
+                self._certified(adapter, key, event, check.runner, runners)
+                return True
+            adapter.put(key, state.unproved(check.runner))
+            self._to_check = None
+        elif is_refusal(event.failure, serves=state.serves):
             self._refused(adapter, key, event.failure, check.runner, runners)
         else:
             adapter.put(key, state.failed(check.runner, event.failure, now))

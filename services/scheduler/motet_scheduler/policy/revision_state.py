@@ -2,13 +2,14 @@
 
 A runner that is asked certifies the revision, refuses it (what it computes is wrong there), or fails to check it. A
 refusal may be the runner's own fault, so each other runner that can be asked is asked before the revision is refused.
+One that certifies it and proves nothing (UNPROVED) says nothing against a refusal.
 
-              CERTIFIED   REFUSED   FAILED    NOBODY_LEFT
-    WANTED    PROVED      WANTED    FAILED    REFUSED
-    PROVED    PROVED      DOUBTED   PROVED    PROVED
-    DOUBTED   PROVED      DOUBTED   DOUBTED   REFUSED
-    REFUSED   PROVED      REFUSED   FAILED    REFUSED
-    FAILED    PROVED      WANTED    FAILED    FAILED
+              CERTIFIED   UNPROVED  REFUSED   FAILED    NOBODY_LEFT
+    WANTED    PROVED      WANTED    WANTED    FAILED    REFUSED
+    PROVED    PROVED      PROVED    DOUBTED   PROVED    PROVED
+    DOUBTED   PROVED      DOUBTED   DOUBTED   DOUBTED   REFUSED
+    REFUSED   PROVED      REFUSED   REFUSED   FAILED    REFUSED
+    FAILED    PROVED      WANTED    WANTED    FAILED    FAILED
 
 PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: the caller (`adapters`) knows which runners are
 there, and says when nobody is left to ask.
@@ -44,21 +45,23 @@ class Standing(Enum):
 
 class Finding(Enum):
     CERTIFIED = auto()
+    """And proved, or nobody has refused it"""
+    UNPROVED = auto()
     REFUSED = auto()
     FAILED = auto()
     NOBODY_LEFT = auto()
 
 
-_OF_EACH = (Finding.CERTIFIED, Finding.REFUSED, Finding.FAILED, Finding.NOBODY_LEFT)
+_OF_EACH = (Finding.CERTIFIED, Finding.UNPROVED, Finding.REFUSED, Finding.FAILED, Finding.NOBODY_LEFT)
 
 TABLE: dict[Standing, dict[Finding, Standing]] = {
     before: dict(zip(_OF_EACH, after, strict=True))
     for before, *after in (
-        (Standing.WANTED, Standing.PROVED, Standing.WANTED, Standing.FAILED, Standing.REFUSED),
-        (Standing.PROVED, Standing.PROVED, Standing.DOUBTED, Standing.PROVED, Standing.PROVED),
-        (Standing.DOUBTED, Standing.PROVED, Standing.DOUBTED, Standing.DOUBTED, Standing.REFUSED),
-        (Standing.REFUSED, Standing.PROVED, Standing.REFUSED, Standing.FAILED, Standing.REFUSED),
-        (Standing.FAILED, Standing.PROVED, Standing.WANTED, Standing.FAILED, Standing.FAILED),
+        (Standing.WANTED, Standing.PROVED, Standing.WANTED, Standing.WANTED, Standing.FAILED, Standing.REFUSED),
+        (Standing.PROVED, Standing.PROVED, Standing.PROVED, Standing.DOUBTED, Standing.PROVED, Standing.PROVED),
+        (Standing.DOUBTED, Standing.PROVED, Standing.DOUBTED, Standing.DOUBTED, Standing.DOUBTED, Standing.REFUSED),
+        (Standing.REFUSED, Standing.PROVED, Standing.REFUSED, Standing.REFUSED, Standing.FAILED, Standing.REFUSED),
+        (Standing.FAILED, Standing.PROVED, Standing.WANTED, Standing.WANTED, Standing.FAILED, Standing.FAILED),
     )
 }
 
@@ -73,6 +76,10 @@ class Asked(NamedTuple):
     runner: Start
     since: float
     """When it was asked, or has told last that it is at work"""
+    moved: float
+    """When it was asked, or has got more bytes last"""
+    fetched: int = 0
+    """Bytes"""
 
 
 class Refusal(NamedTuple):
@@ -87,7 +94,8 @@ class RevisionState:
     refusals: tuple[Refusal, ...] = ()
     """One for each runner that has refused it"""
     unable: tuple[Start, ...] = ()
-    """Runners that could not check what serves, for good. That says nothing about the revision."""
+    """Runners that could not check what serves, for good, or that prove nothing where others have refused it. That says
+    nothing about the revision."""
     silent: tuple[Asked, ...] = ()
     """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
     failure: Failure | None = None
@@ -129,11 +137,16 @@ class RevisionState:
     # -------------------------------------------------------------------------------------------- what has happened
 
     def ask(self, order: int, start: Start, now: float) -> Self:
-        return replace(self, asked=Asked(order, start, now))
+        return replace(self, asked=Asked(order, start, now, now))
 
-    def works(self, check: Asked, now: float) -> Self:
-        """The runner that was asked is at work."""
+    def works(self, check: Asked, now: float, fetched: int, patience: float) -> Self:
+        """The runner that was asked is at work, so it says; it says so by a timer. If it has got no more bytes for as
+        long as the `patience`, that does not count."""
         if self.asked not in (None, check):
+            return self
+        if fetched > check.fetched:
+            check = check._replace(moved=now, fetched=fetched)
+        if now >= check.moved + patience:
             return self
         return replace(self, asked=check._replace(since=now), silent=self._silent_without(check.runner))
 
@@ -151,6 +164,19 @@ class RevisionState:
     def certified(self, start: Start) -> Self:
         refusals = tuple(one for one in self.refusals if one.runner != start)
         return type(self)(TABLE[self.standing][Finding.CERTIFIED], refusals=refusals)
+
+    def unproved(self, start: Start) -> Self:
+        """The runner that was asked proves nothing, and others have refused it."""
+        standing = TABLE[self.standing][Finding.UNPROVED]
+        return replace(
+            self,
+            standing=standing,
+            asked=self._asked_of_another(start),
+            unable=(*self.unable, start)[-MAX_REFUSED_BY:],
+            silent=self._silent_without(start),
+            failure=self.failure if standing is Standing.REFUSED else None,
+            retry_at=None,
+        )
 
     def refused(self, start: Start, failure: Failure) -> Self:
         """What this runner computes is wrong. It was asked, or has found it by itself."""

@@ -215,8 +215,8 @@ class AdapterSpec:
 MAX_KERNELS = 8
 """The number of kernels that a certificate names"""
 
-DIFFER = "Differ"
-AGREEMENTS = ("Agree", DIFFER)
+AGREE, DIFFER = "Agree", "Differ"
+AGREEMENTS = (AGREE, DIFFER)
 """What a certificate says of recorded answers"""
 
 
@@ -245,6 +245,11 @@ class Certificate:
     """One of `AGREEMENTS`; empty: they were not compared, or there are none."""
     template_digest: str = ""
     """Of its own chat template; empty: it is rendered with the base model's."""
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether what an engine computes with it was compared with anything"""
+        return bool(self.proved_by) or self.recorded_answers == AGREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +288,8 @@ class SchedulerConfig:
     forget_runner: float = 30.0
     load_retry: float = 10.0
     """An order to load or check an adapter is repeated if it is unanswered for this long."""
+    check_patience: float = 300.0
+    """How long a check may go on without more bytes: then another runner is asked, too."""
     revision_pause: float = 10.0
     """After the first few changes, an adapter that keeps changing is checked at most this often."""
     residency_pause: float = 1.0
