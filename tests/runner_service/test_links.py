@@ -531,6 +531,27 @@ async def test_the_scheduler_hears_of_proofs_also_of_a_later_one_that_fails(fold
         assert (state.order, state.digest[:7], state.failure.code) == (0, "sha256:", "adapter_unproved")
 
 
+async def test_each_later_scheduler_hears_what_the_runner_has_found_wrong_until_it_proves_it(folder, monkeypatch):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    monkeypatch.setattr(ProvingEngine, "serving", "cpp")
+    async with in_process_runner(folder, scheduler=address, engine=ProvingEngine):
+        async with scheduler_at(address) as scheduler:
+            await until(lambda: scheduler.of("hello"))
+            scheduler.ensure("a0", source)
+            await scheduler.adapter("a0", failed=True)
+        async with scheduler_at(address) as scheduler:
+            (hello,) = await until(lambda: scheduler.of("hello"))
+            (refused,) = hello.refused
+            assert (refused.digest[:7], refused.failure.reason) == ("sha256:", "ProofFailed")
+            monkeypatch.setattr(ProvingEngine, "serving", "torch")
+            scheduler.ensure("a0", source)
+            await scheduler.adapter("a0", stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
+        async with scheduler_at(address) as scheduler:
+            (hello,) = await until(lambda: scheduler.of("hello"))
+            assert not hello.refused
+
+
 async def test_a_broken_adapter_is_refused_with_its_reason(folder):
     address, _ = places(folder)
     broken = write_adapter(folder / "bad", use_dora=True).as_uri()

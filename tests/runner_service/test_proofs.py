@@ -21,6 +21,7 @@ from motet.errors import (
 )
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import MAX_KERNELS, MAX_PROOF_FILES, ProofKey
+from motet_runner.adapters.policy import adapter_policy
 from motet_runner.adapters.policy.adapter_policy import PROVE_AGAIN_SECONDS
 from motet_runner.adapters.policy.proof_orders import MAX_AGAIN
 from motet_runner.adapters.proof import Proof, ProofOrder
@@ -425,6 +426,20 @@ async def test_a_folder_that_goes_while_its_proof_is_awaited_is_fetched_again(se
     assert not order.done()
     await setup.proves(again)
     assert (await order).held.inode != held.inode
+
+
+async def test_what_is_remembered_as_wrong_is_bounded(setup, monkeypatch):
+    monkeypatch.setattr(adapter_policy, "MAX_REFUSED", 2)
+    digests = []
+    for n in range(3):
+        order = setup.order(n)
+        asked = await setup.asked()
+        digests.append(asked.digest)
+        await setup.answers(asked, AdapterUnproved("wrong", reason="ProofFailed"))
+        with pytest.raises(AdapterUnproved):
+            await order
+        setup.posted.clear()
+    assert list(setup.adapters.policy.refused) == digests[1:]
 
 
 async def test_an_engine_that_proves_nothing_serves_as_before(tmp_path):

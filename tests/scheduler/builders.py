@@ -7,6 +7,7 @@ from motet.clock import FakeClock
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId, Tenant
 from motet.runner_info import (
     Capacity,
+    Failure,
     RequestClass,
     RunnerIdentity,
     RunnerRequest,
@@ -164,6 +165,7 @@ class SchedulerDriver:
         revision: str = "",
         base: str = "sha256:base",
         assets: str = "sha256:assets",
+        refused: dict[Digest, Failure] | None = None,
         **capacity: Any,
     ) -> list[effects.Effect]:
         return self.send(
@@ -176,6 +178,7 @@ class SchedulerDriver:
                 base=BaseModel(digest=base, asset_digest=assets),
                 live=live,
                 resident=resident or {},
+                refused=refused or {},
             )
         )
 

@@ -324,6 +324,39 @@ def test_the_kernels_that_have_proved_an_adapter_are_told_once_each():
     assert len(told[-1].certificate.proved_by) == MAX_KERNELS
 
 
+def test_a_new_leader_hears_from_runners_what_they_refuse():
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    checks(driver)
+    driver.certify(instance="r1")
+    after = SchedulerDriver(saved=driver.scheduler.catalog_to_save(), now=5000.0)
+    after.gateway()
+    after.attach("r0", refused={PIRATE: WRONG, POET: NO_EFFECT})
+    after.attach("r1")
+    (warning,) = status(after).certificate.warnings
+    assert warning.startswith("its proof has failed on r0")
+    for number in range(4):
+        after.enqueue(f"q{number}", digest=PIRATE)
+        assert after.where(f"q{number}") == "r1"
+    after.attach("r0")
+    assert not status(after).certificate.warnings, "it has proved it while it was away"
+
+
+def test_a_leader_that_knows_no_adapter_yet_remembers_what_a_runner_refuses():
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.attach("r0", refused={PIRATE: WRONG})
+    driver.attach("r1")
+    driver.state(adapter())
+    (asked,) = checks(driver)
+    if asked.instance == "r0":
+        driver.wait(driver.scheduler.config.load_retry)
+        (asked,) = checks(driver)
+    driver.certify(instance="r1", order=asked.order)
+    (warning,) = status(driver).certificate.warnings
+    assert warning.startswith("its proof has failed on r0")
+
+
 def decline(driver: SchedulerDriver, instance: str, epoch: int, failure: Failure = WRONG):
     return driver.send(events.RunnerDeclined(InstanceName(instance), RequestId("a"), epoch, failure))
 

@@ -24,7 +24,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import start_of
 from motet_scheduler.policy.revision_state import Standing
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Certificate
-from tests.scheduler.builders import adapter, ready
+from tests.scheduler.builders import SchedulerDriver, adapter, ready
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
 NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
@@ -57,7 +57,7 @@ class RandomProofs(RuleBasedStateMachine):
         self.refused: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         """Digest → the starts of runners that have refused it"""
         self.told: dict[str, effects.ReportAdapter] = {}
-        self.requests = 0
+        self.requests = self.leaders = 0
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
@@ -73,8 +73,8 @@ class RandomProofs(RuleBasedStateMachine):
     def state_adapters(self):
         self.send(lambda: self.driver.state(*(adapter(name, stamp=str(stamp)) for name, stamp in self.stamps.items())))
 
-    def send(self, happens, *, news: str = "", name: str = ""):
-        """`news`: the start that has refused what `name` serves, if one has"""
+    def send(self, happens, *, about=()):
+        """`about`: the adapters of which a runner tells something"""
         adapters = self.driver.scheduler.adapters
         served = {one.spec.ref.object: one.serving for one in adapters if one.serving is not None}
         decided = happens()
@@ -84,7 +84,7 @@ class RandomProofs(RuleBasedStateMachine):
             if one in adapters.by_name and adapters.by_name[one].serving is None and serving is not None
         ]
         for one in gone:
-            assert one.name == name, "what serves was withdrawn without an answer about it"
+            assert one.name in about, "what serves was withdrawn without an answer about it"
             refused_by = self.refused[served[one].digest]
             known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
             assert known <= refused_by, "what serves was withdrawn, and a runner has not refused it"
@@ -125,7 +125,7 @@ class RandomProofs(RuleBasedStateMachine):
                 certificate=certificate,
                 failure=failure,
             ),
-            name=name,
+            about=(name,),
         )
         if failure is None and not start.proves and refused:
             assert self.entry(name).serving == served, "it serves, and nobody has proved it whom one has refused"
@@ -161,8 +161,41 @@ class RandomProofs(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(INSTANCES))
     def stream_is_back(self, instance):
-        if (start := self.runners.get(instance)) is not None:
-            self.send(lambda: self.driver.attach(instance, incarnation=start.incarnation))
+        if instance in self.runners:
+            self.says_hello(instance)
+
+    def says_hello(self, instance):
+        start = self.runners[instance]
+        refused = {digest: WRONG for digest, by in self.refused.items() if (instance, start.incarnation) in by}
+        self.send(
+            lambda: self.driver.attach(instance, incarnation=start.incarnation, refused=refused),
+            about=NAMES if refused else (),
+        )
+
+    @rule()
+    def another_scheduler_leads(self):
+        """It knows what the last one has saved, and what runners say."""
+        before = self.driver
+        attached = [one.instance for one in before.scheduler.runners.values() if one.attached]
+        noted = {name: self.noted(name) if self.entry(name).serving is not None else set() for name in NAMES}
+        self.driver = SchedulerDriver(
+            saved=before.scheduler.catalog_to_save(),
+            now=before.clock(),
+            first_order=1 << 20 * (1 + self.leaders),
+            load_retry=10.0,
+            forget_runner=30.0,
+        )
+        self.leaders += 1
+        self.driver.gateway()
+        for start in self.runners.values():
+            start.orders.clear()
+        self.state_adapters()
+        for instance in attached:
+            self.says_hello(instance)
+        for name in NAMES:
+            if self.entry(name).serving is not None:
+                here = {start for start in noted[name] if start[0] in attached}
+                assert here <= self.noted(name), "a new leader has forgotten who refuses it"
 
     @rule(which=st.integers(0, 5), passes=st.sampled_from([False, False, True]))
     def one_answers(self, which, passes):
@@ -204,7 +237,7 @@ class RandomProofs(RuleBasedStateMachine):
                     stage=AdapterStage.NONE,
                     failure=WRONG,
                 )
-                self.send(lambda news=news: self.driver.send(news), name=name)
+                self.send(lambda news=news: self.driver.send(news), about=(name,))
 
     @rule(name=st.sampled_from(NAMES), kind=st.sampled_from(KINDS))
     def another_revision(self, name, kind):
@@ -320,6 +353,7 @@ def plain_run(random: Random) -> None:
         run.all_answer,
         lambda: run.starts_anew(random.choice(INSTANCES), random.random() < 0.5, proves=random.random() < 0.7),
         run.all_say_that_they_work,
+        run.another_scheduler_leads,
         lambda: run.stream_breaks(random.choice(INSTANCES)),
         lambda: run.stream_is_back(random.choice(INSTANCES)),
         lambda: run.breaks(random.choice(INSTANCES)),
@@ -328,6 +362,6 @@ def plain_run(random: Random) -> None:
         lambda: run.a_request_comes(random.choice(NAMES)),
     ]
     for _ in range(random.randint(4, 16)):
-        random.choices(steps, weights=[6, 2, 1, 2, 2, 1, 1, 1, 3, 3])[0]()
+        random.choices(steps, weights=[6, 2, 1, 2, 1, 2, 1, 1, 1, 3, 3])[0]()
         run.status_is_true()
     run.teardown()

@@ -160,6 +160,10 @@ class SchedulerLink:
                 live=self._accepted.runner_requests(report),
                 highest_term=self._accepted.highest_term,
                 kernels=kernels.to_proto() if kernels is not None else None,
+                refused=[
+                    scheduler_pb2.RefusedAdapter(digest=digest, failure=failure.to_proto())
+                    for digest, failure in self._adapters.policy.refused.items()
+                ],
             )
         )
         if self._drain_ends is not None:

@@ -11,6 +11,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.chat_formats import ChatFormats
 from motet.digest import is_digest
 from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.errors import AdapterUnproved
 from motet.held_templates import MAX_HELD_TEMPLATES
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
@@ -29,6 +30,7 @@ from motet.shares import weight_said
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
+from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.values import (
     AGREEMENTS,
     MAX_KERNELS,
@@ -63,6 +65,7 @@ _SCALING = {
     scheduler_pb2.SCALING_MODE_EXTERNAL: ScalingMode.EXTERNAL,
 }
 _HOLDERS = frozenset(Holder)
+MAX_DIGEST_CHARS = 100
 _FINISHES = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -408,7 +411,17 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
         resident=read_resident_adapters(hello.resident),
         live=read_runner_requests(hello.live),
         kernels=_read_kernels(hello),
+        refused=_read_refused(hello),
     )
+
+
+def _read_refused(hello: scheduler_pb2.RunnerHello) -> dict[Digest, Failure]:
+    found = {
+        Digest(one.digest): Failure.from_proto(one.failure)
+        for one in hello.refused[-MAX_REFUSED:]
+        if 0 < len(one.digest) <= MAX_DIGEST_CHARS
+    }
+    return {digest: failure for digest, failure in found.items() if failure.code == AdapterUnproved.mapping.code}
 
 
 def _read_kernels(message: scheduler_pb2.RunnerHello | scheduler_pb2.Report) -> KernelState | None:

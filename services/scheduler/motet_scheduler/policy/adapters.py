@@ -8,7 +8,7 @@ one is always checked. Runners drop a digest when no name points to it and no re
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -544,6 +544,11 @@ class Adapters:
             ):
                 self._put_refusal(one, key, start_of(runner), failure)
         return True
+
+    def refuses_only(self, runner: Runner, digests: Container[Digest]) -> None:
+        """It has told all that its proofs have found wrong: the rest it has proved while it was away."""
+        for digest in runner.refused.not_among(digests):
+            self._may_serve(runner, digest, "")
 
     def _may_serve(self, runner: Runner, digest: Digest, adapter: str) -> None:
         """It has certified what it has refused before."""

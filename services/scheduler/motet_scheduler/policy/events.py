@@ -174,6 +174,8 @@ class RunnerAttached:
     resident: Mapping[Digest, Tier] = field(default_factory=dict)
     """The adapters that it holds."""
     live: tuple[RunnerRequest, ...] = ()
+    refused: Mapping[Digest, Failure] = field(default_factory=dict)
+    """What its proofs have found wrong: all that it knows, also of what no other scheduler has told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ A proof is about bytes, so what a runner has refused for its proof it refuses un
 what one manifest asks for, such as recorded answers, it refuses under that name alone.
 """
 
+from collections.abc import Container
+
 from motet.domain import Digest
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
@@ -42,6 +44,10 @@ class RefusedDigests:
         if left:
             self._failures[digest] = left
         return len(left) < len(of_digest)
+
+    def not_among(self, digests: Container[Digest]) -> list[Digest]:
+        """Those of which it has not said again that it refuses them for its proof."""
+        return [digest for digest, names in self._failures.items() if _ANY in names and digest not in digests]
 
     def why(self, digest: Digest, adapter: str) -> Failure | None:
         """None: it may serve it, as far as is known"""

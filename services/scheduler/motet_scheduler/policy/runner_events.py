@@ -69,6 +69,10 @@ class RunnerEvents:
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
+        for digest, failure in event.refused.items():
+            self._refused(runner, digest, "", failure)
+        self._state.adapters.refuses_only(runner, event.refused)
+        self._refusals_changed()
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 

@@ -1384,6 +1384,7 @@ class RunnerHello(_message.Message):
     LIVE_FIELD_NUMBER: _builtins.int
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """where gateways reach it"""
     highest_term: _builtins.int
@@ -1399,6 +1400,10 @@ class RunnerHello(_message.Message):
     def live(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerRequest]: ...
     @_builtins.property
     def kernels(self) -> _common_pb2.KernelState: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedAdapter]:
+        """what this process has found wrong, and has not proved since; all of it"""
+
     def __init__(
         self,
         *,
@@ -1410,14 +1415,38 @@ class RunnerHello(_message.Message):
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
         highest_term: _builtins.int = ...,
         kernels: _common_pb2.KernelState | None = ...,
+        refused: _abc.Iterable[Global___RefusedAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "capacity", b"capacity", "identity", b"identity", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "resident", b"resident"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "refused", b"refused", "resident", b"resident"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunnerHello: _TypeAlias = RunnerHello  # noqa: Y015
+
+@_typing.final
+class RefusedAdapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure: ...
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedAdapter: _TypeAlias = RefusedAdapter  # noqa: Y015
 
 @_typing.final
 class BaseModel(_message.Message):

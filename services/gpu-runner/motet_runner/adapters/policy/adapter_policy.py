@@ -31,6 +31,9 @@ goes."""
 CONFIRMED_AT_ONCE = 500
 """How many folders are looked at together: some milliseconds, which another call waits for."""
 
+MAX_REFUSED = 1024
+"""Of how many adapters a process remembers that their proofs have failed: the newest ones. Each hello tells them."""
+
 PROVE_AGAIN_SECONDS = 60.0
 """When the next attempt follows a proof that the engine has given up, if the error names no time"""
 
@@ -68,6 +71,8 @@ class AdapterPolicy:
         """Whose folders are still to be looked at in this round."""
         self._confirming = False
         self._effects: list[Effect] = []
+        self.refused: dict[Digest, Failure] = {}
+        """What this process has found wrong, and has not proved since"""
         self._here: dict[Digest, None] = {}
         """The adapters on the device"""
         self.changed: dict[Digest, None] = {}
@@ -411,6 +416,7 @@ class AdapterPolicy:
         self.kernels_serve(proof.kernels)
         if not self.proofs.answered(digest, number):
             return
+        self.refused.pop(digest, None)
         if (life := self.get(digest)) is not None and life.checked is not None:
             life.add_proof(proof)
             self._advance(life)
@@ -421,6 +427,8 @@ class AdapterPolicy:
         ordered again. Or the engine has given up, for this reason."""
         if not self.proofs.answered(digest, number):
             return
+        if failure.code == AdapterUnproved.mapping.code:
+            self._note_refused(digest, failure)
         if (life := self.get(digest)) is not None:
             orders, life.orders = life.orders, {}
             failure = _of_a_proof(failure)
@@ -436,6 +444,12 @@ class AdapterPolicy:
                 self._fail_request(life, waiter, failure)
             self._forget_unused(life)
         self._prove_again()
+
+    def _note_refused(self, digest: Digest, failure: Failure) -> None:
+        self.refused.pop(digest, None)
+        self.refused[digest] = failure
+        if len(self.refused) > MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
 
     def _prove_again(self) -> None:
         while (digest := self.proofs.next_again(self._here)) is not None:
