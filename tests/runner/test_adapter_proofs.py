@@ -27,7 +27,7 @@ from motet_runner.engine import Engine
 from motet_runner.execute.proof import adapter_proof
 from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
 from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEnded
-from motet_runner.machine import hardware_name
+from motet_runner.machine import hardware_name, machine_identity
 from motet_runner.settings import Settings
 from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
@@ -557,10 +557,12 @@ def test_an_engine_tells_which_machine_and_device_compute(llama: Path, monkeypat
     """A proof of another one is not believed: see `kept_proofs`."""
     engine = proving_engine(llama)
     assert cpu_name() in engine.info.hardware
-    assert platform.node() in engine.info.hardware
+    assert platform.node() in engine.info.machine
     found = ProofKey.of(engine.info, Digest("base"))
-    assert found.hardware == engine.info.hardware
-    assert found != ProofKey.of(replace(engine.info, hardware="another"), Digest("base"))
+    assert (found.hardware, found.machine) == (engine.info.hardware, engine.info.machine)
+    for other in ({"hardware": "another"}, {"machine": "another"}):
+        assert found != ProofKey.of(replace(engine.info, **other), Digest("base"))
     monkeypatch.setattr("motet_runner.machine.MACHINE_ID", Path("/nowhere/machine-id"))
-    assert "GPU-1" in hardware_name("H100 GPU-1")
-    assert hardware_name("H100 GPU-1") != hardware_name("H100 GPU-2")
+    assert hardware_name("H100") == "H100"
+    assert "GPU-1" in machine_identity("GPU-1")
+    assert machine_identity("GPU-1") != machine_identity("GPU-2")

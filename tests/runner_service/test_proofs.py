@@ -19,6 +19,7 @@ from motet.errors import (
     MotetError,
     Overloaded,
 )
+from motet_runner.adapters import kept_proofs
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import MAX_KERNELS, MAX_PROOF_FILES, ProofKey
 from motet_runner.adapters.policy import adapter_policy
@@ -486,6 +487,98 @@ async def test_what_another_machine_or_device_has_proved_does_not_serve_here_bef
         await again.order(1)
         assert not again.posted, "each believes what it has proved itself"
         again.adapters.close()
+
+
+async def test_runners_that_share_a_folder_keep_their_own_proofs(tmp_path):
+    runners = [Proving(tmp_path, machine=f"pod {number}") for number in range(MAX_PROOF_FILES + 2)]
+    for one in runners:
+        await one.proved(1)
+        one.adapters.close()
+    wrong = Proving(tmp_path, machine="pod 0")
+    await wrong.order(1)
+    wrong.adapters.on_kernels("cpp")
+    await wrong.answers(await wrong.asked(), AdapterUnproved("wrong", reason="ProofFailed"))
+    wrong.adapters.close()
+    for number in range(1, len(runners)):
+        again = Proving(tmp_path, machine=f"pod {number}")
+        life = await again.order(1)
+        assert life.proved_by == ("torch",)
+        again.adapters.close()
+
+
+async def test_proofs_of_many_machines_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_proofs, "MAX_FILES_OF_ALL", 3)
+    for number in range(5):
+        one = Proving(tmp_path, machine=f"pod {number}")
+        life = await one.proved(1)
+        one.adapters.close()
+    assert len(list(life.held.folder.glob("proofs-*.json"))) == 3
+    newest = Proving(tmp_path, machine="pod 4")
+    assert (await newest.order(1)).proved_by == ("torch",)
+    newest.adapters.close()
+
+
+SAME = {"hardware": "H200", "version": "1"}
+
+
+@pytest.mark.parametrize(
+    ("differs", "serves"),
+    [
+        ({}, True),
+        ({"hardware": "H100"}, False),
+        ({"version": "2"}, False),
+        ({"engine": "float16"}, False),
+        ({"kernels": "cpp"}, False),
+    ],
+)
+async def test_what_a_neighbour_like_this_one_has_proved_serves_until_it_is_proved_here(tmp_path, differs, serves):
+    neighbour, here = Proving(tmp_path, machine="pod 0", **SAME), Proving(tmp_path, machine="pod 1", **SAME | differs)
+    life = await neighbour.proved(1)
+    order = here.order(1, DEVICE)
+    asked = await here.asked()
+    assert asked.proof.serves_meanwhile is serves
+    await settle(here.adapters)
+    assert order.done() is serves, "it need not wait for its own proof"
+    check = here.order(1)
+    await settle(here.adapters)
+    assert not check.done(), "it says only what it has proved itself"
+    await here.proves(asked)
+    assert (await check).proved_by == (here.kernels,)
+    assert (await order).digest == life.digest
+    for one in (neighbour, here):
+        one.adapters.close()
+
+
+async def test_what_a_neighbour_has_proved_serves_no_longer_once_its_own_proof_has_failed(tmp_path):
+    neighbour, here = (Proving(tmp_path, machine=f"pod {number}", **SAME) for number in range(2))
+    await neighbour.proved(1)
+    order = here.order(1, DEVICE)
+    asked = await here.asked()
+    await order
+    told = await here.answers(asked, AdapterUnproved("wrong", reason="ProofFailed"))
+    assert [ref.name for ref in told.refs] == ["a1"]
+    assert DropAdapter(asked.digest) in here.posted
+    here.posted.clear()
+    here.order(1, DEVICE)
+    assert not (await here.asked()).proof.serves_meanwhile
+    for one in (neighbour, here):
+        one.adapters.close()
+
+
+async def test_a_check_of_what_serves_by_a_neighbours_proof_orders_a_proof_that_was_given_up(tmp_path):
+    neighbour, here = (Proving(tmp_path, machine=f"pod {number}", **SAME) for number in range(2))
+    await neighbour.proved(1)
+    order = here.order(1, DEVICE)
+    asked = await here.asked()
+    await order
+    here.adapters.on_loaded(AdapterLoaded(asked.digest, 10, 0.1))
+    await here.answers(asked, AdapterError("its tokenizer could not be read", retry_after=0.0))
+    here.posted.clear()
+    check = here.order(1)
+    await here.proves(await here.asked())
+    assert (await check).proved_by == ("torch",)
+    for one in (neighbour, here):
+        one.adapters.close()
 
 
 async def test_what_has_no_place_on_the_device_holds_up_no_proof_of_what_has_one(tmp_path):

@@ -50,6 +50,7 @@ class RegistrySetup:
         proves_linears=True,
         version="1",
         hardware="",
+        machine="",
         run_layout="",
         slab_bytes=lambda _: 0,
         **settings,
@@ -65,7 +66,7 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
-        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker, hardware)
+        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker, hardware, machine)
         proofs = None if proves_with is None else KeptProofs(cache, key, linears=proves_linears)
         checks = Checks(
             cache,

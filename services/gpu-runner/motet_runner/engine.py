@@ -52,7 +52,7 @@ from motet_runner.interface import (
     SlabWritten,
     StepOutput,
 )
-from motet_runner.machine import hardware_name, machine_name
+from motet_runner.machine import hardware_name, machine_identity, machine_name
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
@@ -225,6 +225,7 @@ class Engine(PlannedEngine):
             proves=config.prove_adapters,
             compares=True,
             hardware=hardware_name(_gpu_name(loaded.device)),
+            machine=machine_identity(_gpu_number(loaded.device)),
         )
 
     @property
@@ -409,8 +410,10 @@ class Engine(PlannedEngine):
 
 
 def _gpu_name(device: torch.device) -> str:
-    """Its name, and the number that no other GPU has; empty for a CPU"""
-    if device.type != "cuda":
-        return ""
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name} {getattr(found, 'uuid', '')}"
+    """Empty for a CPU"""
+    return torch.cuda.get_device_properties(device).name if device.type == "cuda" else ""
+
+
+def _gpu_number(device: torch.device) -> str:
+    """That no other GPU has; empty for a CPU"""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else ""

@@ -390,7 +390,9 @@ class EngineInfo:
     compares: bool = False
     """True if it compares recorded answers with what it computes, whether it proves or not"""
     hardware: str = ""
-    """The machine and the device that compute, if the engine proves adapters or compares answers"""
+    """The model of the device that computes, if the engine proves adapters or compares answers"""
+    machine: str = ""
+    """The same: what no other machine or device has"""
     run_layout: str = ""
     """What the bytes of an adapter on the device depend on, besides the adapter and the base. Empty: it loads no
     slabs."""

@@ -19,9 +19,14 @@ def machine_name(accelerator: str = "") -> str:
 
 
 def hardware_name(gpu: str = "") -> str:
+    """The model of what computes. `gpu`: its name; empty: the CPU computes."""
+    return gpu or cpu_name()
+
+
+def machine_identity(gpu: str = "") -> str:
     """What computes, told from everything else that may share a folder with it. In a container, the host's name is the
-    pod's. `gpu`: its name and number; empty: the CPU computes."""
+    pod's. `gpu`: the number that no other GPU has."""
     identity = ""
     with suppress(OSError, UnicodeDecodeError):
         identity = MACHINE_ID.read_text(encoding="ascii").strip()
-    return f"{platform.node()} {identity} {gpu or cpu_name()}"
+    return f"{platform.node()} {identity} {gpu}"

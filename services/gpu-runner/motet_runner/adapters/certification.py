@@ -93,7 +93,9 @@ class Certification:
     recorded: bool = False
     """True if the adapter has recorded answers."""
     proved_before: bool = False
-    """True if an engine that differs from this one has proved the adapter: in its version, its device …"""
+    """True if an engine of this machine, which differs in its version or its type, has proved the adapter"""
+    proved_elsewhere: tuple[str, ...] = ()
+    """The kernels by which another machine has proved the adapter, with an engine and a device like these"""
     template: bytes = field(default=b"", repr=False)
     """The adapter's own chat template, encoded, if it is not in its file"""
 

@@ -83,9 +83,9 @@ class Checks:
         if self._proofs is None or not self._proofs.concern(checked):
             return checked
         found = self._proofs.of(held.folder, held.digest, checked)
-        return replace(
-            checked, proofs=found, proved_before=bool(found) or self._proofs.any_of(held.folder, held.digest)
-        )
+        before = bool(found) or self._proofs.any_of(held.folder, held.digest)
+        elsewhere = () if before else self._proofs.elsewhere(held.folder, held.digest, checked)
+        return replace(checked, proofs=found, proved_before=before, proved_elsewhere=elsewhere)
 
     def _earlier(self, held: Held) -> Certification | None:
         try:

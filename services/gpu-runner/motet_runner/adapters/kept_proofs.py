@@ -1,13 +1,14 @@
 """Keeps proofs beside the adapters' files, so that a restart proves nothing anew.
 
 A proof holds for these bytes, this layout, this base model, this engine, its data type, device and kernels, and this
-version of Motet and of its checks. If any of them differs, the adapter is proved again, and serves meanwhile. It does
-not if another machine or another device has proved it, as may be in a shared folder, or if this process has found it
-wrong since.
+version of Motet and of its checks, on this machine and its device. If any of them differs, the adapter is proved again,
+and serves meanwhile. Of what another machine has proved, as may be in a shared folder, it serves meanwhile only what
+differs in the machine alone: the model of its device is the same. Nothing serves that this process has found wrong
+since. Runners that share a folder keep their proofs beside each other's.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
@@ -29,7 +30,10 @@ MAX_KERNELS = 8
 """The number of kernels whose proofs are kept for one adapter and engine: those that were proved last"""
 
 MAX_PROOF_FILES = 8
-"""The number of engines whose proofs are kept beside one adapter: those that proved it last"""
+"""The number of engines of one machine whose proofs are kept beside one adapter: those that proved it last"""
+
+MAX_FILES_OF_ALL = 32
+"""The same, of all machines"""
 
 MAX_PROOF_BYTES = 16_384
 
@@ -53,6 +57,8 @@ class ProofKey(NamedTuple):
     """Of the engine, and of Motet with its kernels"""
     checker: int = CHECK_VERSION
     hardware: str = ""
+    """The model of the device"""
+    machine: str = ""
     """The machine and its device. What another one has proved, this one may compute wrongly."""
 
     @classmethod
@@ -61,11 +67,33 @@ class ProofKey(NamedTuple):
         rank = f"tile {info.adapter_rank_tile}, bytes {info.adapter_rank_bytes}"
         adapter_layout = f"{rank}, {info.run_layout}, slabs {SLAB_VERSION}"
         versions = f"{info.version} {version('motet')}"
-        return cls(base_digest, limits, adapter_layout, info.backend, info.device, versions, hardware=info.hardware)
+        return cls(
+            base_digest,
+            limits,
+            adapter_layout,
+            info.backend,
+            info.device,
+            versions,
+            hardware=info.hardware,
+            machine=info.machine,
+        )
 
     def file_name(self, digest: Digest, linears_file: str) -> str:
         """Of the proofs of one adapter. `linears_file`: its name says what is in the layout."""
-        return f"{PREFIX}{_hash(self._packed(digest, linears_file))}.json"
+        return f"{self.names_of_build(digest, linears_file)}{self.end_of_names}"
+
+    def names_of_build(self, digest: Digest, linears_file: str) -> str:
+        """How the names begin that differ in the machine alone"""
+        return f"{PREFIX}{_hash(orjson.dumps([digest, linears_file, *self.build]))}-"
+
+    @property
+    def end_of_names(self) -> str:
+        """Of this machine's files"""
+        return f"{_hash(self.machine.encode())[:16]}.json"
+
+    @property
+    def build(self) -> tuple[object, ...]:
+        return self[:-1]
 
     def encode(self, digest: Digest, linears_file: str, proofs: Iterable[Proof]) -> bytes:
         packed, found = self._packed(digest, linears_file), _packed_proofs(proofs)
@@ -108,16 +136,29 @@ class KeptProofs:
         return proof.linears or not self._linears
 
     def any_of(self, folder: Path, digest: Digest) -> bool:
-        """True if any engine of this hardware has proved it, also one that differs from this one."""
+        """True if any engine of this machine has proved it, also one that differs from this one."""
+        ours = [self._key.hardware, self._key.machine]
+        return any(key[-2:] == ours for key, _ in self._found(folder, digest, f"{PREFIX}*{self._key.end_of_names}"))
+
+    def elsewhere(self, folder: Path, digest: Digest, checked: Certification) -> tuple[str, ...]:
+        """The kernels by which another machine has proved it that differs in nothing else"""
+        linears_file, kernels = checked.layout.linears_file, dict[str, None]()
+        same = [digest, linears_file, *self._key.build]
+        for key, proofs in self._found(folder, digest, f"{self._key.names_of_build(digest, linears_file)}*.json"):
+            if key[:-1] == same and key[-1] != self._key.machine:
+                kernels |= dict.fromkeys(one.kernels for one in proofs)
+        return tuple(kernels)[:MAX_KERNELS]
+
+    def _found(self, folder: Path, digest: Digest, names: str) -> Iterator[tuple[list[Any], list[Proof]]]:
+        """The keys and proofs of these files of one adapter; none of what was found wrong here"""
         if digest in self._wrong:
-            return False
+            return
         with suppress(OSError):
-            for file in islice(folder.glob(f"{PREFIX}*.json"), MAX_PROOF_FILES):
+            for file in islice(folder.glob(names), MAX_FILES_OF_ALL):
                 key, proofs = _decode(_read(file))
-                ours = bool(key) and key[0] == digest and key[-1] == self._key.hardware
-                if ours and any(map(self._counts, proofs)):
-                    return True
-        return False
+                counting = list(filter(self._counts, proofs))
+                if counting and key and key[0] == digest:
+                    yield key, counting
 
     def found_wrong(self, digest: Digest) -> None:
         self._wrong.pop(digest, None)
@@ -126,8 +167,8 @@ class KeptProofs:
             del self._wrong[next(iter(self._wrong))]
 
     def forget(self, folder: Path) -> None:
-        """All proofs of an adapter, also of other engines"""
-        for file in folder.glob(f"{PREFIX}*.json"):
+        """All proofs of an adapter by this machine, also of other engines"""
+        for file in folder.glob(f"{PREFIX}*{self._key.end_of_names}"):
             file.unlink(missing_ok=True)
 
     def keep(self, folder: Path, digest: Digest, checked: Certification, proof: Proof) -> None:
@@ -136,10 +177,14 @@ class KeptProofs:
         linears_file = checked.layout.linears_file
         content = self._key.encode(digest, linears_file, (*others, proof))
         if self._cache.keep(folder, {self._key.file_name(digest, linears_file): content}):
-            with suppress(OSError):
-                files = sorted(folder.glob(f"{PREFIX}*.json"), key=lambda one: one.stat().st_mtime_ns)
-                for old in files[:-MAX_PROOF_FILES]:
-                    old.unlink()
+            _remove_oldest(folder, f"{PREFIX}*{self._key.end_of_names}", MAX_PROOF_FILES)
+            _remove_oldest(folder, f"{PREFIX}*.json", MAX_FILES_OF_ALL)
+
+
+def _remove_oldest(folder: Path, names: str, most: int) -> None:
+    with suppress(OSError):
+        for old in sorted(folder.glob(names), key=lambda one: one.stat().st_mtime_ns)[:-most]:
+            old.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> bytes:

@@ -70,6 +70,11 @@ class AdapterLife:
         return self.checked is not None and bool(self.checked.proofs or self.checked.proved_before)
 
     @property
+    def proved_elsewhere(self) -> tuple[str, ...]:
+        """The kernels by which an engine like this one has proved it on another machine"""
+        return () if self.checked is None else self.checked.proved_elsewhere
+
+    @property
     def certificate(self) -> scheduler_pb2.Certificate | None:
         """With what the newest proof has found"""
         if self.checked is None:

@@ -1,8 +1,9 @@
 """Which proofs the engine is ordered to make, and which of them it has not answered.
 
 An adapter that was never proved is ready once the engine has proved it. One that was proved before, by other kernels or
-another version, serves on, and is proved again beside the requests: a few at a time, as one may need a place on the
-device. Those that have no place there hold up none that has one: the device may be full for long.
+another version, or by a runner like this one, serves meanwhile, and is proved beside the requests: a few at a time, as
+one may need a place on the device. Those that have no place there hold up none that has one: the device may be full for
+long.
 """
 
 from collections.abc import Collection, Iterable
@@ -33,11 +34,17 @@ class ProofOrders:
 
     def may_serve(self, life: AdapterLife) -> bool:
         """Whether a revision is ready. Requests need not wait for that: the engine knows what may serve."""
-        return life.checked is not None and (not self.concerns(life) or life.proved)
+        return life.checked is not None and (not self.concerns(life) or self._proved_somewhere(life))
+
+    def _proved_somewhere(self, life: AdapterLife) -> bool:
+        """Here, or by the same kernels where all but the machine is the same. Then its own proof follows."""
+        return life.proved or (self.kernels is not None and self.kernels in life.proved_elsewhere)
 
     def decides(self, order: Order, life: AdapterLife) -> bool:
-        """Whether an order can be answered. One that refuses what differs from recorded answers waits for them to be
-        compared here, also if the revision was proved before."""
+        """Whether an order can be answered. One to check it waits for a proof by this runner. One that refuses what
+        differs from recorded answers waits for them to be compared here, also if the revision was proved before."""
+        if not order.load and self.concerns(life) and not life.proved:
+            return False
         asks = order.refuses_mismatch and life.checked is not None and life.checked.recorded and life.compared is None
         return self.may_serve(life) and not (asks and (life.digest in self._orders or self._needs(life)))
 
@@ -48,17 +55,20 @@ class ProofOrders:
         return self._linears or life.checked.recorded
 
     def lacks(self, life: AdapterLife) -> bool:
-        """True if it may not serve, and nothing will change that."""
-        return not self.may_serve(life) and life.digest not in self._orders
+        """True if it may not serve, or an order waits, and nothing will change that."""
+        order = self._orders.get(life.digest)
+        if order is not None:
+            return not order.serves_meanwhile and self._proved_somewhere(life)
+        return not self.may_serve(life) or (bool(life.orders) and self.concerns(life) and not life.proved)
 
     def order(self, life: AdapterLife) -> ProofOrder | None:
         """What is told to the engine with the adapter's files: the order without an answer, or a new one"""
-        order = self._orders.get(life.digest)
-        if order is None and self._needs(life):
+        order, meanwhile = self._orders.get(life.digest), self._proved_somewhere(life)
+        if (order is None and self._needs(life)) or (order is not None and meanwhile and not order.serves_meanwhile):
             self._last += 1
             order = self._orders[life.digest] = ProofOrder(
                 self._last,
-                serves_meanwhile=life.proved,
+                serves_meanwhile=meanwhile,
                 linears=self._linears,
                 recorded=life.checked is not None and life.checked.recorded,
             )
@@ -94,7 +104,7 @@ class ProofOrders:
 
     def _may_be_proved_again(self, life: AdapterLife) -> bool:
         ended = life.digest in self._orders or life.digest in self._given_up
-        return life.proved and self._needs(life) and not ended
+        return self._proved_somewhere(life) and self._needs(life) and not ended
 
     def next_again(self, here: Collection[Digest]) -> Digest | None:
         """The next one to be proved again, if the engine has little else to prove. `here`: those on the device"""
