@@ -43,10 +43,10 @@ class Proving(RegistrySetup):
         super().__init__(folder, proves_with=kernels, **more)
         self.kernels = kernels
 
-    def order(self, n: int, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config) -> asyncio.Task:
+    def order(self, n: int, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, *, builds=(), **config) -> asyncio.Task:
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)
         ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
-        order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage)
+        order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage, proved_builds=builds)
         return asyncio.create_task(self.adapters.ensure(order))
 
     async def asked(self) -> LoadAdapter:
@@ -546,6 +546,64 @@ async def test_what_a_neighbour_like_this_one_has_proved_serves_until_it_is_prov
     assert (await check).proved_by == (here.kernels,)
     assert (await order).digest == life.digest
     for one in (neighbour, here):
+        one.adapters.close()
+
+
+def in_two_folders(tmp_path: Path, **differs: str) -> tuple[Proving, Proving]:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    there = Proving(tmp_path / "there", machine="pod 0", **SAME)
+    return there, Proving(tmp_path / "here", machine="pod 1", **SAME | differs)
+
+
+@pytest.mark.parametrize(
+    ("differs", "serves"),
+    [
+        ({}, True),
+        ({"hardware": "H100"}, False),
+        ({"version": "2"}, False),
+        ({"engine": "float16"}, False),
+        ({"kernels": "cpp"}, False),
+    ],
+)
+async def test_what_a_runner_like_this_one_has_proved_serves_as_the_scheduler_says(tmp_path, differs, serves):
+    there, here = in_two_folders(tmp_path, **differs)
+    builds = (await there.proved(1)).certificate.proved_builds
+    assert len(builds) == 1
+    order = here.order(1, DEVICE, builds=["another", *builds])
+    asked = await here.asked()
+    await settle(here.adapters)
+    assert (asked.proof.serves_meanwhile, order.done()) == (serves, serves)
+    assert not here.adapters.get(asked.digest).certificate.proved_builds, "it has proved nothing yet"
+    check = here.order(1)
+    await settle(here.adapters)
+    assert not check.done(), "it says only what it has proved itself"
+    await here.proves(asked)
+    assert (await check).proved_by == (here.kernels,)
+    assert list((await order).certificate.proved_builds) == list(builds) or not serves
+    for one in (there, here):
+        one.adapters.close()
+
+
+async def test_what_begins_to_be_proved_serves_once_the_scheduler_says_that_one_like_this_has_proved_it(tmp_path):
+    there, here = in_two_folders(tmp_path)
+    builds = (await there.proved(1)).certificate.proved_builds
+    first = here.order(1, DEVICE)
+    asked = await here.asked()
+    assert not asked.proof.serves_meanwhile
+    here.adapters.on_loaded(AdapterLoaded(asked.digest, 10, 0.1))
+    here.posted.clear()
+    second = here.order(1, DEVICE, builds=builds)
+    again = await here.asked()
+    assert again.proof.serves_meanwhile
+    assert again.proof.number != asked.proof.number
+    for one in (first, second):
+        assert (await one).digest == asked.digest
+    await here.answers(again, AdapterUnproved("wrong", reason="ProofFailed"))
+    here.posted.clear()
+    here.order(1, DEVICE, builds=builds)
+    assert not (await here.asked()).proof.serves_meanwhile, "it has found otherwise itself"
+    for one in (there, here):
         one.adapters.close()
 
 

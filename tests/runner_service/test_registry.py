@@ -88,6 +88,7 @@ class RegistrySetup:
             surroundings=with_clock(self.clock),
             proves_with=proves_with,
             proves_linears=proves_linears,
+            build=key.build_name if proves_with is not None and proves_linears else "",
             slab_bytes=slab_bytes,
         )
 

@@ -12,7 +12,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
-from motet_scheduler.policy.values import MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
+from motet_scheduler.policy.values import MAX_BUILDS, MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
 from motet_scheduler.policy.waiting_reasons import REFUSED
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 from tests.scheduler.test_adapters import checks, published
@@ -322,6 +322,32 @@ def test_the_kernels_that_have_proved_an_adapter_are_told_once_each():
     driver.wait(1)
     told += driver.of(effects.ReportAdapter)
     assert len(told[-1].certificate.proved_by) == MAX_KERNELS
+
+
+def test_a_load_says_which_builds_have_proved_the_bytes_unless_a_runner_has_refused_them():
+    proved = Certificate(digest=PIRATE, rank=8, proved_by=("torch",), proved_builds=("old",))
+    driver = serving("r0", certificate=proved)
+    again = Certificate(digest=PIRATE, rank=8, proved_by=("cpp",), proved_builds=("new",))
+    news(driver, "r0", None, stage=AdapterStage.DEVICE, certificate=again)
+    driver.detach("r0")
+    driver.attach("r1")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    (load,) = [one for one in driver.of(effects.EnsureAdapter) if one.stage is AdapterStage.DEVICE]
+    assert (load.instance, load.proved_builds) == ("r1", ("old", "new"))
+    driver.attach("r2")
+    news(driver, "r1")
+    driver.enqueue("b", digest=PIRATE, adapter="default/pirate")
+    (load,) = [one for one in driver.of(effects.EnsureAdapter) if one.stage is AdapterStage.DEVICE]
+    assert (load.instance, load.proved_builds) == ("r2", ())
+
+
+def test_a_certificate_names_the_newest_builds():
+    driver = serving("r0", certificate=UNPROVED)
+    for number in range(MAX_BUILDS + 3):
+        proved = Certificate(digest=PIRATE, rank=8, proved_by=("torch",), proved_builds=(f"{number}",))
+        news(driver, "r0", None, stage=AdapterStage.DEVICE, certificate=proved)
+    builds = status(driver).certificate.proved_builds
+    assert builds == tuple(map(str, range(3, MAX_BUILDS + 3)))
 
 
 def test_a_new_leader_hears_from_runners_what_they_refuse():

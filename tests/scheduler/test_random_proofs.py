@@ -5,7 +5,8 @@
 - the check of one adapter holds up no other's;
 - nothing begins to serve on the word of a runner that proves nothing, while another one has refused it;
 - the status says what is true;
-- a runner that is known to refuse what serves gets no request for it.
+- a runner that is known to refuse what serves gets no request for it, and no load;
+- runners are told who has proved what serves as long as nobody has refused it.
 """
 
 from collections import defaultdict
@@ -71,7 +72,11 @@ class RandomProofs(RuleBasedStateMachine):
         return self.driver.scheduler.adapters.by_name[adapter(name).ref.object]
 
     def state_adapters(self):
-        self.send(lambda: self.driver.state(*(adapter(name, stamp=str(stamp)) for name, stamp in self.stamps.items())))
+        self.send(
+            lambda: self.driver.state(
+                *(adapter(name, stamp=str(stamp), min_replicas=2) for name, stamp in self.stamps.items())
+            )
+        )
 
     def send(self, happens, *, about=()):
         """`about`: the adapters of which a runner tells something"""
@@ -92,6 +97,10 @@ class RandomProofs(RuleBasedStateMachine):
         for effect in decided:
             if isinstance(effect, effects.EnsureAdapter) and effect.stage is AdapterStage.CERTIFIED:
                 self.runners[effect.instance].orders[effect.ref.name] = effect
+            elif isinstance(effect, effects.EnsureAdapter):
+                noted, start = self.noted(effect.ref.name), self.runners[effect.instance]
+                assert (effect.instance, start.incarnation) not in noted, "a runner that refuses it is to load it"
+                assert bool(effect.proved_builds) is (self.is_proved(effect.ref.name) and not noted)
             elif isinstance(effect, effects.ReportAdapter):
                 self.told[effect.ref.name] = effect
 
@@ -111,8 +120,8 @@ class RandomProofs(RuleBasedStateMachine):
         elif start.proves and (start.broken or kind == USELESS):
             failure = WRONG if start.broken else NO_EFFECT
             self.refused[digest].add((instance, start.incarnation))
-        proved_by = ("torch",) if start.proves else ()
-        certificate = Certificate(digest=digest, rank=8, proved_by=proved_by) if failure is None else None
+        by = {"proved_by": ("torch",), "proved_builds": ("this",)} if start.proves else {}
+        certificate = Certificate(digest=digest, rank=8, **by) if failure is None else None
         refused = bool(asked is not None and self.entry(name).state_of(asked).refusals)
         served = self.entry(name).serving
         self.send(
@@ -257,6 +266,9 @@ class RandomProofs(RuleBasedStateMachine):
             placed = known.placement
             assert (placed.instance, placed.incarnation) not in self.noted(name), "a runner that refuses it gets it"
             self.send(lambda: self.driver.finish(request))
+
+    def is_proved(self, name):
+        return self.entry(name).serving.certificate.is_proof
 
     def noted(self, name):
         one = self.entry(name)

@@ -6,6 +6,7 @@ from motet.settings import Addresses
 from motet.surroundings import Surroundings
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.adapter_files import AdapterFiles
+from motet_runner.adapters.kept_proofs import ProofKey
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.hang_detector import HangDetector
@@ -59,6 +60,7 @@ def assemble(
         slab_bytes=info.slab_bytes,
         proves_with=info.kernels.serving if (info.proves or info.compares) and info.kernels is not None else None,
         proves_linears=info.proves,
+        build=ProofKey.of(info, base).build_name if info.proves else "",
     )
     rule = preset_named(settings.preset, contiguous=settings.contiguous).promise
     return LoadedRunner(

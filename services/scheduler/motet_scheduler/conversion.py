@@ -33,6 +33,7 @@ from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
 from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.values import (
     AGREEMENTS,
+    MAX_BUILDS,
     MAX_KERNELS,
     USUAL_COLD_WAIT,
     AdapterReadiness,
@@ -120,6 +121,7 @@ def read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         proved_by=tuple(it.proved_by[:MAX_KERNELS]),
         recorded_answers=it.recorded_answers if it.recorded_answers in AGREEMENTS else "",
         template_digest=it.template_digest if is_digest(it.template_digest) else "",
+        proved_builds=tuple(one for one in it.proved_builds[:MAX_BUILDS] if len(one) <= MAX_DIGEST_CHARS),
     )
 
 
@@ -503,6 +505,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
             )
             ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
             ensure.requires_record, ensure.refuses_mismatch = effect.requires_record, effect.refuses_mismatch
+            ensure.proved_builds.extend(effect.proved_builds)
             ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
             return down
         case effects.DropAdapter():

@@ -93,7 +93,12 @@ class ProofKey(NamedTuple):
 
     @property
     def build(self) -> tuple[object, ...]:
+        """What differs in the machine alone"""
         return self[:-1]
+
+    @property
+    def build_name(self) -> str:
+        return _hash(orjson.dumps(self.build))
 
     def encode(self, digest: Digest, linears_file: str, proofs: Iterable[Proof]) -> bytes:
         packed, found = self._packed(digest, linears_file), _packed_proofs(proofs)

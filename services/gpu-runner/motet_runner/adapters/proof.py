@@ -5,12 +5,18 @@ The runner's service numbers its orders (`policy/proof_orders`), and the engine 
 error says why the engine has given up.
 """
 
+import hashlib
 from typing import NamedTuple
 
 from motet_runner.adapters.recorded_answers import Comparison
 
 FAINT = 10
 """An adapter that moves the logits by less than this multiple of what the rows beside it move them is warned about."""
+
+
+def build_with(build: str, kernels: str) -> str:
+    """A name of all that a proof depends on but the machine. `build`: without kernels; empty: there is none"""
+    return hashlib.blake2b(f"{build}\n{kernels}".encode(), digest_size=16).hexdigest() if build else ""
 
 
 class ProofOrder(NamedTuple):

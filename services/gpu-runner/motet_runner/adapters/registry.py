@@ -62,8 +62,9 @@ class AdapterRegistry:
         slab_bytes: Callable[[int], int] = lambda _: 0,
         proves_with: str | None = None,
         proves_linears: bool = True,
+        build: str = "",
     ) -> None:
-        """`slab_bytes`, `proves_with`, `proves_linears`: see `AdapterPolicy`"""
+        """`slab_bytes`, `proves_with`, `proves_linears`, `build`: see `AdapterPolicy`"""
         self.files = files
         self._post = post
         self._metrics = metrics
@@ -80,6 +81,7 @@ class AdapterRegistry:
             slab_bytes=slab_bytes,
             proves_with=proves_with,
             proves_linears=proves_linears,
+            build=build,
         )
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
@@ -142,6 +144,7 @@ class AdapterRegistry:
                 load=order.stage >= common_pb2.ADAPTER_STAGE_HOST,
                 requires_record=order.requires_record,
                 refuses_mismatch=order.refuses_mismatch,
+                proved_builds=tuple(order.proved_builds),
             )
         except MotetError:
             self._metrics.adapter_failures.inc()
@@ -158,11 +161,12 @@ class AdapterRegistry:
         load: bool = False,
         requires_record: bool = False,
         refuses_mismatch: bool = False,
+        proved_builds: tuple[str, ...] = (),
     ) -> AdapterLife:
         _check_digest(fetch.expected)
         number, future = self._wait()
         try:
-            order = Order(number, ref, fetch, check, load, requires_record, refuses_mismatch)
+            order = Order(number, ref, fetch, check, load, requires_record, refuses_mismatch, proved_builds)
             self._decide(self.policy.order, order)
             return await future
         finally:

@@ -27,6 +27,7 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import (
     DIFFER,
+    MAX_BUILDS,
     MAX_KERNELS,
     AdapterReadiness,
     AdapterRef,
@@ -655,7 +656,8 @@ class Adapters:
         if serving.digest != event.digest or certificate.base_digest != before.base_digest:
             return
         names = tuple(dict.fromkeys((*before.proved_by, *certificate.proved_by)))[:MAX_KERNELS]
-        now = replace(before, proved_by=names)
+        builds = tuple(dict.fromkeys((*before.proved_builds, *certificate.proved_builds)))[-MAX_BUILDS:]
+        now = replace(before, proved_by=names, proved_builds=builds)
         if certificate.recorded_answers and before.recorded_answers != DIFFER:  # one that differs is not taken back
             now = replace(
                 now,
@@ -814,7 +816,19 @@ class Adapters:
         self.order_at(now + self._policy.load_retry)
         runner.load_ordered(order, digest, source.ref, now)
         self._fetch_ended(runner, digest)
-        return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
+        ordered = _ensure(order, runner, source, digest, AdapterStage.DEVICE)
+        return replace(ordered, proved_builds=self._proved_builds(runner, digest))
+
+    def _proved_builds(self, runner: Runner, digest: Digest) -> tuple[str, ...]:
+        """Those of other runners of its group: if it is like one of them, it serves at once, and proves it meanwhile.
+        None if one has refused these bytes: then each proves them first."""
+        builds = dict[str, None]()
+        for one, key in self._that_it_serves(runner, digest):
+            if one.state_of(key).refusals:
+                return ()
+            if one.serving is not None and one.serving.certificate is not None:
+                builds |= dict.fromkeys(one.serving.certificate.proved_builds)
+        return tuple(builds)[-MAX_BUILDS:]
 
     # ---------------------------------------------------------------------------------------------- out of the way
 

@@ -104,6 +104,8 @@ class EnsureAdapter:
     folder: str = ""
     requires_record: bool = False
     refuses_mismatch: bool = False
+    proved_builds: tuple[str, ...] = ()
+    """Builds of runners that have proved these bytes, if no runner of the group has refused them"""
 
 
 @dataclass(frozen=True, slots=True)

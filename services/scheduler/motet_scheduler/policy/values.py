@@ -215,6 +215,9 @@ class AdapterSpec:
 MAX_KERNELS = 8
 """The number of kernels that a certificate names"""
 
+MAX_BUILDS = 16
+"""The number of builds that a certificate names"""
+
 AGREE, DIFFER = "Agree", "Differ"
 AGREEMENTS = (AGREE, DIFFER)
 """What a certificate says of recorded answers"""
@@ -241,6 +244,8 @@ class Certificate:
     """What counts in device memory: more than `rank` if the adapter scales results; 0 means `rank`"""
     proved_by: tuple[str, ...] = ()
     """Kernels that have proved it"""
+    proved_builds: tuple[str, ...] = ()
+    """Of the runners that have proved it, with kernels and model of device: the newest ones"""
     recorded_answers: str = ""
     """One of `AGREEMENTS`; empty: they were not compared, or there are none."""
     template_digest: str = ""

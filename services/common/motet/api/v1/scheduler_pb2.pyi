@@ -1676,6 +1676,7 @@ class Certificate(_message.Message):
     PROVED_BY_FIELD_NUMBER: _builtins.int
     RECORDED_ANSWERS_FIELD_NUMBER: _builtins.int
     TEMPLATE_DIGEST_FIELD_NUMBER: _builtins.int
+    PROVED_BUILDS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1709,6 +1710,10 @@ class Certificate(_message.Message):
     def proved_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """kernels that have proved it where a runner serves it; none if it was not proved"""
 
+    @_builtins.property
+    def proved_builds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hashes of all that these proofs depend on but the machine"""
+
     def __init__(
         self,
         *,
@@ -1729,10 +1734,11 @@ class Certificate(_message.Message):
         proved_by: _abc.Iterable[_builtins.str] | None = ...,
         recorded_answers: _builtins.str = ...,
         template_digest: _builtins.str = ...,
+        proved_builds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_by", b"proved_by", "rank", b"rank", "recorded_answers", b"recorded_answers", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "template_digest", b"template_digest", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "proved_builds", b"proved_builds", "proved_by", b"proved_by", "rank", b"rank", "recorded_answers", b"recorded_answers", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "template_digest", b"template_digest", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1792,6 +1798,7 @@ class EnsureAdapter(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     REQUIRES_RECORD_FIELD_NUMBER: _builtins.int
     REFUSES_MISMATCH_FIELD_NUMBER: _builtins.int
+    PROVED_BUILDS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1815,6 +1822,10 @@ class EnsureAdapter(_message.Message):
     """refuse it if its recorded answers are those of another model; else it is a warning"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
+    @_builtins.property
+    def proved_builds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that have proved these bytes: a runner of one of these serves until its own proof"""
+
     def __init__(
         self,
         *,
@@ -1831,10 +1842,11 @@ class EnsureAdapter(_message.Message):
         order: _builtins.int = ...,
         requires_record: _builtins.bool = ...,
         refuses_mismatch: _builtins.bool = ...,
+        proved_builds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "proved_builds", b"proved_builds", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

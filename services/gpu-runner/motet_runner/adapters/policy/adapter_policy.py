@@ -52,9 +52,11 @@ class AdapterPolicy:
         slab_bytes: Callable[[int], int] = lambda _: 0,
         proves_with: str | None = None,
         proves_linears: bool = True,
+        build: str = "",
     ) -> None:
         """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
-        it proves and compares nothing. `proves_linears`: else it only compares recorded answers."""
+        it proves and compares nothing. `proves_linears`: else it only compares recorded answers. `build`: a name of all
+        that its proofs depend on but machine and kernels."""
         self.proofs = ProofOrders(proves_with, linears=proves_linears)
         self._failures = failures
         self._users_of = users_of
@@ -62,6 +64,7 @@ class AdapterPolicy:
         self._eviction = Eviction(limits)
         self._slabs = SlabQueue()
         self._slab_bytes = slab_bytes
+        self._build = build
         self._lives: dict[Digest, AdapterLife] = {}
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
@@ -178,6 +181,8 @@ class AdapterPolicy:
         self._drop_when_idle(life, drop=False)
         for order in orders.values():
             life.generations[order.manifest] = order.ref.generation
+            if order.load:
+                life.proved_builds = order.proved_builds if life.digest not in self.refused else ()
             life.orders[order.number] = order
         self._advance(life)
 
@@ -448,6 +453,8 @@ class AdapterPolicy:
     def _note_refused(self, digest: Digest, failure: Failure) -> None:
         self.refused.pop(digest, None)
         self.refused[digest] = failure
+        if (life := self.get(digest)) is not None:
+            life.proved_builds = ()
         if len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
 
@@ -473,7 +480,7 @@ class AdapterPolicy:
     # --------------------------------------------------------------------------------------------------------- a digest
 
     def _life(self, digest: Digest) -> AdapterLife:
-        return self._lives.setdefault(digest, AdapterLife(digest))
+        return self._lives.setdefault(digest, AdapterLife(digest, build=self._build))
 
     def _hold(self, held: Held) -> AdapterLife:
         """Keep the lease of a folder. If the runner holds an older folder of this digest, that lease is released."""

@@ -8,7 +8,7 @@ from motet.domain import Digest
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy.effects import Check, Evict, Find
 from motet_runner.adapters.policy.values import Held, Order
-from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.proof import Proof, build_with
 from motet_runner.adapters.recorded_answers import Comparison
 
 
@@ -37,6 +37,10 @@ class AdapterLife:
     """What the engine was told last: the platform wants the adapter resident."""
     wanted_until: float = 0.0
     """A request was announced: the adapter is not evicted before this time."""
+    proved_builds: tuple[str, ...] = ()
+    """That have proved it on other machines, as orders have told: by `build_with`"""
+    build: str = ""
+    """Of this runner, without its kernels. Empty: it proves nothing."""
     drop_when_idle: bool = False
     """Forget the adapter once no request uses it."""
 
@@ -69,10 +73,10 @@ class AdapterLife:
         """True if an engine has proved the adapter, now or before: with any kernels, in any version"""
         return self.checked is not None and bool(self.checked.proofs or self.checked.proved_before)
 
-    @property
-    def proved_elsewhere(self) -> tuple[str, ...]:
-        """The kernels by which an engine like this one has proved it on another machine"""
-        return () if self.checked is None else self.checked.proved_elsewhere
+    def proved_elsewhere(self, kernels: str) -> bool:
+        """Whether an engine like this one has proved it on another machine, by these kernels"""
+        kept = self.checked is not None and kernels in self.checked.proved_elsewhere
+        return kept or (bool(self.build) and build_with(self.build, kernels) in self.proved_builds)
 
     @property
     def certificate(self) -> scheduler_pb2.Certificate | None:
@@ -81,6 +85,7 @@ class AdapterLife:
             return None
         certificate = self.checked.certificate
         certificate.proved_by.extend(self.proved_by)
+        certificate.proved_builds.extend(build_with(self.build, kernels) for kernels in self.proved_by if self.build)
         for proof in self.checked.proofs[-1:]:
             certificate.max_delta_to_base = proof.moved
             certificate.warnings.extend(proof.warnings)

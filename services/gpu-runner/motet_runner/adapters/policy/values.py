@@ -63,6 +63,8 @@ class Order:
     """Refuse an adapter without recorded answers."""
     refuses_mismatch: bool = False
     """Refuse an adapter whose recorded answers are those of another model; else it is only warned about."""
+    proved_builds: tuple[str, ...] = ()
+    """That have proved these bytes: by `build_with`"""
 
     @property
     def manifest(self) -> str:
