@@ -131,8 +131,9 @@ class Settings(BaseSettings):
     prove_adapters: bool = False
     """Whether the engine proves an adapter before it first serves it: on four fixed rows, each linear that it reads
     from its memory must give what follows from the adapter's files, and the logits of a short text must move. Otherwise
-    the runner refuses the adapter (`ProofFailed`, `NoEffect`). After a change of version, data type, device or kernels,
-    adapters serve on and are proved again beside the requests. `False`: an adapter is ready once it is checked, and its
+    the runner refuses the adapter (`ProofFailed`, `NoEffect`, `NotNumbers`). After a change of version, data type,
+    device or kernels, adapters serve on and are proved again beside the requests; so does what a runner of the pool
+    with the same build, kernels and model of device has proved. `False`: an adapter is ready once it is checked, and its
     recorded answers are compared if it has any. Off by default: how much rounding explains was tried with small models,
     and good adapters of large ones can be refused. Engines with vLLM prove and compare nothing."""
 

@@ -38,7 +38,7 @@ class ProofOrders:
 
     def _proved_somewhere(self, life: AdapterLife) -> bool:
         """Here, or by the same kernels where all but the machine is the same. Then its own proof follows."""
-        return life.proved or (self.kernels is not None and self._linears and life.proved_elsewhere(self.kernels))
+        return life.proved or (self.kernels is not None and life.proved_elsewhere(self.kernels))
 
     def decides(self, order: Order, life: AdapterLife) -> bool:
         """Whether an order can be answered. One to check it waits for a proof by this runner. One that refuses what
