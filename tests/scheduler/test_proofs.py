@@ -14,7 +14,7 @@ from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import MAX_BUILDS, MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
 from motet_scheduler.policy.waiting_reasons import REFUSED
-from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 from tests.scheduler.test_adapters import checks, published
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
@@ -348,6 +348,38 @@ def test_a_certificate_names_the_newest_builds():
         news(driver, "r0", None, stage=AdapterStage.DEVICE, certificate=proved)
     builds = status(driver).certificate.proved_builds
     assert builds == tuple(map(str, range(3, MAX_BUILDS + 3)))
+
+
+def test_what_is_doubted_is_not_once_another_runner_tells_of_its_own_proof():
+    """As of one that served by an older proof, and was asked before it had made a new one"""
+    driver = serving("r0", "r1")
+    news(driver, "r0")
+    driver.certify(instance="r1", certificate=UNPROVED)
+    one = driver.scheduler.adapters.by_name[adapter().ref.object]
+    assert one.newest.standing is Standing.DOUBTED
+    proved = Certificate(digest=PIRATE, rank=8, proved_by=("cpp",))
+    news(driver, "r1", None, stage=AdapterStage.DEVICE, certificate=proved)
+    assert one.newest.standing is Standing.PROVED
+    assert len(one.newest.refusals) == 1
+
+
+def test_a_hello_with_many_refusals_has_the_queue_tried_once():
+    driver = serving("r0")
+    driver.attach("r1", refused={Digest(f"sha256:{number:064x}"): WRONG for number in range(100)})
+    tried = []
+    queue = driver.scheduler.state.queue(GROUP)
+    queue.try_all_again, before = lambda: (tried.append(1), before()), queue.try_all_again
+    driver.attach("r1", refused={Digest(f"sha256:{number:064x}"): WRONG for number in range(50, 150)})
+    assert len(tried) == 1
+
+
+def test_a_base_model_is_refused_by_nobody():
+    driver = serving("r0")
+    driver.enqueue("a")
+    decline(driver, "r0", 1)
+    driver.lose("a", 1)
+    driver.enqueue("b")
+    assert driver.where("b") == "r0"
 
 
 def test_a_new_leader_hears_from_runners_what_they_refuse():

@@ -133,9 +133,9 @@ class Settings(BaseSettings):
     from its memory must give what follows from the adapter's files, and the logits of a short text must move. Otherwise
     the runner refuses the adapter (`ProofFailed`, `NoEffect`, `NotNumbers`). After a change of version, data type,
     device or kernels, adapters serve on and are proved again beside the requests; so does what a runner of the pool
-    with the same build, kernels and model of device has proved. `False`: an adapter is ready once it is checked, and its
-    recorded answers are compared if it has any. Off by default: how much rounding explains was tried with small models,
-    and good adapters of large ones can be refused. Engines with vLLM prove and compare nothing."""
+    with the same build, kernels and model of device has proved. `False`: an adapter is ready once it is checked, and
+    its recorded answers are compared if it has any. Off by default: how much rounding explains was tried with small
+    models, and good adapters of large ones can be refused. Engines with vLLM prove and compare nothing."""
 
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels with which

@@ -668,9 +668,10 @@ class Adapters:
         if now != before:
             adapter.serving = replace(serving, certificate=now)
             self._to_tell[adapter.spec.ref.object] = None
-        state = adapter.state_of(serving.key)
-        if certificate.proved_by and state.is_refused_by(start_of(runner)):  # with other kernels than those that failed
-            adapter.put(serving.key, state.certified(start_of(runner)))
+        state, start = adapter.state_of(serving.key), start_of(runner)
+        doubted = state.standing is Standing.DOUBTED or state.is_refused_by(start)
+        if certificate.proved_by and doubted:  # it may have refused it with other kernels
+            adapter.put(serving.key, state.certified(start))
             self._to_tell[adapter.spec.ref.object] = None
             self._may_serve(runner, serving.digest, str(adapter.spec.ref.object))
 

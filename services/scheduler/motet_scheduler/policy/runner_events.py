@@ -69,10 +69,8 @@ class RunnerEvents:
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
-        for digest, failure in event.refused.items():
-            self._refused(runner, digest, "", failure)
         self._state.adapters.refuses_only(runner, event.refused)
-        self._refusals_changed()
+        self._refused(runner, event.refused)
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 
@@ -162,7 +160,7 @@ class RunnerEvents:
             request.room_lacked += 1
         elsewhere = False
         if event.failure.code == AdapterUnproved.mapping.code:  # the runner may be at fault: others may serve it
-            self._refused(runner, request.digest, request.adapter, event.failure)
+            self._refused(runner, {request.digest: event.failure}, request.adapter)
             elsewhere = bool(self._state.runners_for(request))
         if (_is_final(event.failure) and not elsewhere) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
@@ -219,12 +217,14 @@ class RunnerEvents:
         elif failure.code == AdapterUnproved.mapping.code:
             adapter = str(event.ref.object)
             if adapters.source_of(event.digest, adapter) is not None:
-                self._refused(runner, event.digest, adapter, failure)
+                self._refused(runner, {event.digest: failure}, adapter)
 
-    def _refused(self, runner: Runner, digest: Digest, adapter: str, failure: Failure) -> None:
-        """What the runner computes with these bytes is wrong, as it has found by itself."""
+    def _refused(self, runner: Runner, failures: Mapping[Digest, Failure], adapter: str = "") -> None:
+        """What the runner computes with these bytes is wrong, as it has found by itself. `adapter`: under which name;
+        empty: it does not say."""
         runners, returns = self._state.runners.values(), self._state.some_may_return(runner.group)
-        self._state.adapters.refused_on(runner, digest, adapter, failure, runners, some_may_return=returns)
+        for digest, failure in failures.items():
+            self._state.adapters.refused_on(runner, digest, adapter, failure, runners, some_may_return=returns)
         self._refusals_changed()
 
     def _refusals_changed(self) -> None:

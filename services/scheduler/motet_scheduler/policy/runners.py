@@ -180,7 +180,7 @@ class Runner:
 
     def refuse(self, digest: Digest, adapter: str, failure: Failure) -> bool:
         """→ True if it might serve it before"""
-        changed = self.refused.refuse(digest, adapter, failure)
+        changed = digest != BASE and self.refused.refuse(digest, adapter, failure)
         if changed:
             self._adapter_moved(self, digest)
         return changed
