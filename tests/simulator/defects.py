@@ -65,8 +65,8 @@ DEFECTS = (
         "a request goes on with another base model",
         "motet_scheduler.policy.state",
         "SchedulerState.runners_for",
-        "[runner for runner in runners if runner.serves(request.base)] if request.base else runners",
-        "runners",
+        "if _may_serve(runner, request)]",
+        "if runner.may_serve(request.digest, request.adapter)]",
         seed=6,
     ),
     Defect(
