@@ -51,5 +51,5 @@ class RefusedDigests:
 
     def why(self, digest: Digest, adapter: str) -> Failure | None:
         """None: it may serve it, as far as is known"""
-        of_digest = self._failures.get(digest)
-        return of_digest and (of_digest.get(_ANY) or of_digest.get(adapter))
+        of_digest = self._failures.get(digest, {})
+        return of_digest.get(_ANY) or of_digest.get(adapter)
