@@ -73,7 +73,7 @@ def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapt
         expected[digest] = run(local, ask("same", adapter=digest, prompt=3, max_tokens=4)).tokens["same"]
     assert len({tuple(tokens) for tokens in expected.values()}) == 4
     filled, recorded = FixedCppBackend.filled, engine.diagnostics.worker.captures
-    for number in range(500):
+    for number in range(650):
         first, second = digests[number % 4], digests[(number + 1 + number % 3) % 4]
         asked = [
             ask(name, adapter=digest, prompt=ask("same", prompt=3).prompt, max_tokens=4)

@@ -73,7 +73,8 @@ def test_messages_become_a_prompt_by_the_models_own_template(engine: OfflineEngi
     assert first.prompt_tokens == len(by_hand)
 
 
-def test_messages_for_an_adapter_with_a_template_become_a_prompt_by_it(engine: OfflineEngine, tmp_path: Path) -> None:
+def test_messages_for_an_adapter_with_a_template_become_a_prompt_by_it(tmp_path: Path) -> None:
+    engine = offline()
     shutil.copytree(ADAPTERS["pirate"], own := tmp_path / "own")
     (own / "chat_template.jinja").write_text("<|user|>{{ messages[0].content }}!{{ eos_token }}<|assistant|>")
     engine.add_adapter("own", own)

@@ -1,13 +1,15 @@
 """Nobody waits whom a runner that may take him has room for. This holds after each event and the `TryMore`s that follow
 it, however few requests and runners are looked at at once."""
 
+import random
 from unittest.mock import patch
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from motet.domain import BASE
+from motet.domain import BASE, Digest
 from motet.errors import ParameterUnavailable
 from motet.runner_info import Failure, RequestClass
 from motet_scheduler.policy import class_queue, events, rooms, waiting_heads
@@ -161,4 +163,29 @@ def test_a_small_request_makes_room_for_one_that_waits():
     )
     for n, (tenant, request_class, size) in enumerate(asked):
         driver.enqueue(f"{n}", tenant=tenant, request_class=request_class, max_tokens=size, q80=size)
+        assert list(who_fits(driver)) == []
+
+
+@pytest.mark.parametrize("seed", [131, 134])
+def test_a_tenant_given_least_has_the_last_places_also_for_what_brings_its_adapter(seed):
+    """Of requests that all fit by their own pages, some need more for an adapter that is not there."""
+    drawn = random.Random(seed)
+    driver = ready(max_passed_over=1000, headroom_one_in=8)
+    places = drawn.choice([8, 16])
+    driver.attach("r0", pages=60, max_sequences=places, adapter_slots=8, adapter_rank_bytes=64, page_bytes=64 * 8)
+    digests = [Digest(f"sha256:{number:064x}") for number in range(1, 4)]
+    driver.state(*(adapter(f"a{number}") for number in range(3)))
+    for number, digest in enumerate(digests):
+        driver.certify(f"a{number}", digest)
+    for step in range(120):
+        if drawn.random() < 0.6:
+            which = drawn.randrange(4)
+            how = {"digest": digests[which], "adapter": f"default/a{which}"} if which < 3 else {}
+            driver.enqueue(f"{step}", tenant=f"t{drawn.randrange(3)}", max_tokens=drawn.randrange(16, 300), **how)
+        else:
+            placed = [(one.id, one.placement.epoch) for one in driver.scheduler.requests.values() if one.placement]
+            if placed:
+                driver.finish(*drawn.choice(placed))
+        if list(who_fits(driver)):
+            driver.wait(0.1)
         assert list(who_fits(driver)) == []

@@ -35,10 +35,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("stack")
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate"])
     write_adapter(manifests, "own", uri=adapter(folder, "own", marked(2)))
+    write_adapter(manifests, "moved", uri=adapter(folder, "moved", marked(2)))
     write_adapter(manifests, "broken", uri=adapter(folder, "broken", "{% for message in messages %}\n{{ message }"))
     with running_stack(folder, manifests=manifests) as running:
         running.until(lambda: condition(running, "broken")["reason"] == "FormatRejected")
-        running.until(lambda: all(condition(running, name)["status"] == "True" for name in ("own", "pirate")))
+        running.until(lambda: all(condition(running, name)["status"] == "True" for name in ("own", "moved", "pirate")))
         yield running
 
 
@@ -89,7 +90,9 @@ def test_no_prompt_of_one_revision_meets_the_weights_of_another(stack: LocalStac
     def ask() -> None:
         with stack.http() as client:
             while not over.is_set():
-                said = client.post("/v1/chat/completions", json={"model": "own", "messages": QUESTION, "max_tokens": 1})
+                said = client.post(
+                    "/v1/chat/completions", json={"model": "moved", "messages": QUESTION, "max_tokens": 1}
+                )
                 if said.status_code == 200:
                     seen.append((said.json()["system_fingerprint"], said.json()["usage"]["prompt_tokens"]))
                 else:
@@ -102,8 +105,8 @@ def test_no_prompt_of_one_revision_meets_the_weights_of_another(stack: LocalStac
     try:
         for times, of in ((6, "shouting"), (2, "pirate"), (9, "shouting")):
             uri = adapter(stack.folder, f"revision-{times}", marked(times), of=of)
-            write_adapter(stack.manifests, "own", uri=uri)
-            stack.until(lambda times=times: prompt_of(stack, "own").count("x ") == times)
+            write_adapter(stack.manifests, "moved", uri=uri)
+            stack.until(lambda times=times: prompt_of(stack, "moved").count("x ") == times)
             before = len(seen)
             stack.until(lambda before=before: len(seen) > before + 20)
             lengths[times] = seen[-1][1]

@@ -185,7 +185,8 @@ class Waiting:
             if above < whole:
                 found += self.that_fit(runner, whole, examined, above=above, leaving=leaving)
             if highest is not None and least <= whole and self.heads.first()[0] <= highest:
-                found += self.that_fit(runner, whole, examined, above=small, highest=highest, leaving=leaving)
+                # Also smaller ones: for an adapter that is not there, they need pages that only the whole room has.
+                found += self.that_fit(runner, whole, examined, highest=highest, leaving=leaving)
                 return set(found)
         return found
 
