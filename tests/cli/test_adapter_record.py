@@ -70,7 +70,7 @@ def test_what_is_recorded_is_checked(adapter: Path, prompts: Path, capsys: pytes
     assert document["warnings"] == []
     assert document["digest"] == adapter_digest(adapter)
     assert checked(adapter, as_json=False) == 0
-    assert "answers   2 recorded (" in capsys.readouterr().out
+    assert "answers    2 recorded (" in capsys.readouterr().out
 
 
 def test_other_answers_are_a_warning_and_exit_status_1(

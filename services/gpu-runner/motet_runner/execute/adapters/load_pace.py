@@ -3,7 +3,7 @@
 SHARE = 0.1
 """Of an iteration's time"""
 SLICE_BYTES = 2 * 1024 * 1024
-"""An iteration takes so many bytes, also where that takes longer."""
+"""An iteration takes this number of bytes, also where that takes longer."""
 MAX_SLICE_BYTES = 16 * 1024 * 1024
 
 _NEW_SHARE = 0.25
@@ -23,7 +23,7 @@ class LoadPace:
         self._iteration = _average(self._iteration, seconds)
 
     def loaded(self, size: int, cpu_seconds: float) -> None:
-        """`cpu_seconds`: what the thread took that read so many bytes. A disk that has not answered takes none."""
+        """`cpu_seconds`: what the thread took that read `size` bytes. A disk that has not answered takes none."""
         self._byte = _average(self._byte, cpu_seconds / size)
 
     @property
