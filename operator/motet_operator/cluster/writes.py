@@ -126,6 +126,8 @@ class OwnedObjectWrite:
             document = document | {"spec": document["spec"] | self.initial_fields}
         elif not made_by_us(found):
             raise NameTaken(f"{self.kind.name} {key[1]}")
+        else:  # the API server refuses the change if the object is gone meanwhile; without a uid it would create it again
+            document = document | {"metadata": document["metadata"] | {"uid": uid_of(found)}}
         # Force only on our own object: another client may be creating one of this name right now.
         answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
         cache.normalized.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))

@@ -52,6 +52,8 @@ class Server:
 
     async def apply(self, kind: Kind, document: Object, *, manager: str, force: bool) -> Object:
         assert force
+        if document["metadata"]["uid"] != self.kept["metadata"]["uid"]:
+            raise ApiRefused("patch", kind, "pools", status=409, message="another uid")
         self.applied += 1
         labels = {**self.kept["metadata"]["labels"], **document["metadata"]["labels"]}
         if self._prunes:
@@ -105,6 +107,15 @@ async def test_a_foreign_deployment_is_not_changed(seen: bool) -> None:
     if seen:
         cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
     with pytest.raises(NameTaken, match="Deployment demo-1"):
+        await applied(server, cache)
+    assert server.applied == 0
+
+
+async def test_a_deployment_that_is_gone_meanwhile_is_not_made_again_by_a_change() -> None:
+    server, cache = Server(), Cache()
+    cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
+    server.change(uid="none: it is gone")
+    with pytest.raises(ApiRefused, match="another uid"):
         await applied(server, cache)
     assert server.applied == 0
 
