@@ -126,7 +126,7 @@ class OwnedObjectWrite:
             document = document | {"spec": document["spec"] | self.initial_fields}
         elif not made_by_us(found):
             raise NameTaken(f"{self.kind.name} {key[1]}")
-        else:  # the API server refuses the change if the object is gone meanwhile; without a uid it would create it again
+        else:  # the API server refuses the change if the object is gone meanwhile; with no uid it would create it
             document = document | {"metadata": document["metadata"] | {"uid": uid_of(found)}}
         # Force only on our own object: another client may be creating one of this name right now.
         answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
