@@ -187,9 +187,11 @@ async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answer
     for flip in range(1, 101):
         system.operator.state(adapter_entry("tales", sources[flip % 2], min_replicas=2))
         await asyncio.sleep(0.01)
-    system.operator.state(adapter_entry("tales", sources[1], min_replicas=2))
+    system.operator.state(adapter_entry("tales", sources[1], min_replicas=2, generation=2))
     last = adapter_digest(sources[1])
-    await until(lambda: serving() == in_catalog() == last)
+    # Every second flip was to the same source: the generation tells that the last one has arrived.
+    arrived = lambda: system.operator.adapter("tales").ref.generation == 2  # noqa: E731
+    await until(lambda: arrived() and serving() == in_catalog() == last)
     passed = time.monotonic() - began
     before = answered
     await until(lambda: answered > before + 3)

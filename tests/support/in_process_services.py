@@ -188,10 +188,10 @@ class FakeOperator:
 
 
 def adapter_entry(
-    name: str, folder: Path, *, stamp: str = "1", min_replicas: int = 0, namespace: str = "default"
+    name: str, folder: Path, *, stamp: str = "1", min_replicas: int = 0, namespace: str = "default", generation: int = 1
 ) -> scheduler_pb2.AdapterEntry:
     return scheduler_pb2.AdapterEntry(
-        ref=common_pb2.AdapterRef(namespace=namespace, name=name, generation=1),
+        ref=common_pb2.AdapterRef(namespace=namespace, name=name, generation=generation),
         group="default/demo",
         model_name=name,
         source=folder.as_uri(),
