@@ -179,27 +179,27 @@ def test_row_5_a_deleted_pool_gets_no_deployment_again_while_its_deletion_is_not
 ) -> None:
     """The watch of pools is behind that of Deployments. The test deletes the Deployment itself: for a minute or two
     after a kind is new, Kubernetes does not delete what its objects own."""
-    where = f"--namespace={home.pools}"
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=brief")
 
     def made() -> list[str]:
-        return [one.path for one in door.writes() if one.status == 201 and "/deployments/" in one.path]
+        return [one.path for one in door.writes() if one.status == 201 and "/deployments/brief-" in one.path]
 
     with OperatorProcess(home, kubeconfig=door.kubeconfig, env=LASTING_WATCHES) as operator:
-        cluster.apply(home.pool())
-        cluster.wait_for(lambda: cluster.items("pods", where), "a runner")
-        cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools))
+        cluster.apply(home.pool("brief"))
+        cluster.wait_for(lambda: cluster.items("pods", *where), "a runner")
+        cluster.wait_for(lambda: home.ready_reason("spool", "brief", home.pools))
         assert len(made()) == 1
         door.faults.event = lambda path, event: event["type"] != "DELETED" or "/servingpools" not in path
         tries = "motet_kubernetes_writes_total"
         before = operator.metric(tries, write="deployment", outcome="gone")
-        cluster.kubectl("delete", "spool", "demo", where)
-        cluster.kubectl("delete", "deployments", "--selector=motet.dev/pool=demo", where)
+        cluster.kubectl("delete", "spool", "brief", where[0])
+        cluster.kubectl("delete", "deployments", *where)
         cluster.wait_for(
             lambda: operator.metric(tries, write="deployment", outcome="gone") > before, "an attempt to make it again"
         )
-        cluster.wait_for(lambda: not cluster.items("pods", where), "the end of its pods")
+        cluster.wait_for(lambda: not cluster.items("pods", *where), "the end of its pods")
         assert len(made()) == 1, made()
-        assert cluster.items("deployments", where) == []
+        assert cluster.items("deployments", *where) == []
 
 
 def test_row_9_conflicts_on_every_other_write_lose_nothing(
