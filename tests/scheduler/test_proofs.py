@@ -1,6 +1,7 @@
 """A runner's proof of an adapter fails: another runner is asked before the adapter is refused, and a runner on which
 the proofs of several adapters fail is said to be at fault."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
-from motet_scheduler.policy.values import MAX_BUILDS, MAX_KERNELS, AdapterReadiness, AdapterStage, Certificate
+from motet_scheduler.policy.values import (
+    AGREE,
+    DIFFER,
+    MAX_BUILDS,
+    MAX_KERNELS,
+    AdapterReadiness,
+    AdapterStage,
+    Certificate,
+    RevisionKey,
+)
 from motet_scheduler.policy.waiting_reasons import REFUSED
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
 from tests.scheduler.test_adapters import checks, published
@@ -20,6 +30,8 @@ from tests.scheduler.test_adapters import checks, published
 WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
 DIFFERS = Failure.of(AdapterIncompatible("Its answers differ.", reason=REFERENCE_MISMATCH))
 UNPROVED = Certificate(digest=PIRATE, rank=8)
+AGREES = replace(UNPROVED, recorded_answers=AGREE)
+DIFFERENT = replace(UNPROVED, recorded_answers=DIFFER)
 NO_EFFECT = Failure.of(AdapterUnproved("It moves no logit.", reason="NoEffect"))
 
 
@@ -517,6 +529,79 @@ def test_what_is_wrong_with_the_bytes_is_so_under_each_name_and_what_one_manifes
     runners = driver.scheduler.runners
     assert not runners[first.instance].may_serve(PIRATE, "default/pirate")
     assert runners[first.instance].may_serve(PIRATE, "default/poet")
+
+
+def test_what_a_runner_has_refused_for_an_earlier_manifest_it_may_serve_under_the_next_one():
+    strict = RevisionKey(source="file:///adapters/pirate", content_stamp="1", refuses_mismatch=True)
+    driver = stack("r0", "r1", "r2")
+    driver.state(adapter(revision=strict))
+    for _ in range(2):
+        (one,) = checks(driver)
+        refuse(driver, one.instance, failure=DIFFERS)
+    (one,) = checks(driver)
+    driver.certify(instance=one.instance, certificate=AGREES)
+    assert may_serve(driver) == {one.instance}
+    driver.state(adapter(revision=replace(strict, refuses_mismatch=False)))
+    driver.wait(60)
+    assert may_serve(driver) == {one.instance}, "the earlier one still serves"
+    (warned,) = checks(driver)
+    driver.certify(instance=warned.instance, certificate=DIFFERENT)
+    assert may_serve(driver) == {"r0", "r1", "r2"}
+    assert not status(driver).certificate.warnings
+
+
+def test_what_a_runner_has_refused_for_a_manifest_goes_with_it():
+    driver = stack("r0", "r1")
+    driver.state(adapter(), adapter("poet"))
+    (first, other) = checks(driver)
+    (first,) = (one for one in (first, other) if one.ref.name == "pirate")
+    refuse(driver, first.instance, failure=DIFFERS)
+    (second,) = checks(driver)
+    driver.certify(instance=second.instance)
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    driver.state(adapter("poet"))
+    assert may_serve(driver) == {second.instance}, "a request still uses it"
+    driver.finish("a")
+    assert may_serve(driver) == {"r0", "r1"}
+    assert not driver.scheduler.runners[InstanceName(first.instance)].refused
+
+
+def may_serve(driver: SchedulerDriver) -> set[str]:
+    return {one.instance for one in driver.scheduler.runners.values() if one.may_serve(PIRATE, "default/pirate")}
+
+
+def test_a_runner_whose_recorded_answers_agree_since_refuses_it_no_longer():
+    """As with a later data type. Nothing else is proved by default."""
+    driver = stack("r0", "r1")
+    driver.state(adapter())
+    (first,) = checks(driver)
+    refuse(driver, first.instance, failure=DIFFERS)
+    (second,) = checks(driver)
+    driver.certify(instance=second.instance, certificate=AGREES)
+    for certificate, may in ((UNPROVED, {second.instance}), (AGREES, {"r0", "r1"})):
+        news(driver, first.instance, None, stage=AdapterStage.CERTIFIED, certificate=certificate)
+        assert may_serve(driver) == may
+
+
+def test_who_proves_nothing_is_asked_again_once_nobody_is_left_that_has_refused():
+    driver = stack("motet", "vllm")
+    driver.state(adapter())
+    if checks(driver)[0].instance == "vllm":
+        driver.wait(driver.scheduler.config.load_retry)
+    refuse(driver, "motet", failure=DIFFERS)
+    for one in checks(driver):
+        driver.certify(instance=one.instance, certificate=UNPROVED)
+    driver.wait(1)
+    assert status(driver).failure == DIFFERS
+    driver.detach("motet")
+    driver.wait(driver.scheduler.config.forget_runner)
+    asked = checks(driver)
+    driver.wait(1)
+    (again,) = asked + checks(driver)
+    assert again.instance == "vllm"
+    assert status(driver).failure == DIFFERS, "it says why until it serves"
+    driver.certify(instance="vllm", certificate=UNPROVED)
+    assert published(driver)["pirate"].digest == PIRATE
 
 
 def test_a_check_ends_if_the_second_runner_goes():

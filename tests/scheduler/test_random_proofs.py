@@ -322,6 +322,8 @@ class RandomProofs(RuleBasedStateMachine):
             if kind == GOOD and healthy:
                 assert newest.standing is Standing.PROVED, newest
                 assert one.serving.digest == self.digest_of(name, stamp)
+            if all(not start.proves for start in attached.values()):
+                assert one.serving is not None, "nobody is there that refuses it, and it does not serve"
             if newest.ended:
                 assert newest.failure is not None
                 report = self.told[name]

@@ -143,6 +143,17 @@ def test_who_proves_nothing_says_nothing_against_a_refusal():
     assert after(certified(R1), refused(), asked(R1), unproved(R1)).standing is Standing.DOUBTED
 
 
+def test_who_proves_nothing_may_tell_again_once_nobody_is_left_that_has_refused():
+    state = after(asked(), refused(), asked(R1), unproved(R1), nobody_left)
+    gone = state.without(STARTS[2])
+    assert (gone, gone.is_open(R1)) == (state, False)
+    left = state.without(R0)
+    assert left.may_be_asked(10.0)
+    assert left.is_open(R1)
+    assert left.failure == WRONG, "it does not serve yet"
+    assert left.certified(R1).serves
+
+
 def test_no_more_runners_are_asked_than_are_remembered():
     state = RevisionState()
     for number in range(MAX_REFUSED_BY):

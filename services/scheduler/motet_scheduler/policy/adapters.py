@@ -572,11 +572,15 @@ class Adapters:
     def _with_refusals(
         self, adapter: Adapter, key: RevisionKey, digest: Digest, start: Start, runners: Iterable[Runner]
     ) -> RevisionState:
-        """A runner has certified a revision, so its digest is known. Others may have refused it, or these bytes."""
+        """A runner has certified a revision, so its digest is known. Others may have refused it, or these bytes; what
+        they have refused for an earlier manifest of this name does not count."""
         name, state = str(adapter.spec.ref.object), adapter.states[key]
+        is_new = adapter.serving is None or adapter.serving.key != key
         for runner in runners:
             if runner.group != key.group or not runner.serves(key.base):
                 continue
+            if is_new and runner.forget_refusal(digest, name):
+                self._moved_groups[runner.group] = None
             if (one := start_of(runner)) == start:
                 self._may_serve(runner, digest, name)
             elif (refusal := state.refusal_of(one)) is not None:
@@ -670,7 +674,7 @@ class Adapters:
             self._to_tell[adapter.spec.ref.object] = None
         state, start = adapter.state_of(serving.key), start_of(runner)
         doubted = state.standing is Standing.DOUBTED or state.is_refused_by(start)
-        if certificate.proved_by and doubted:  # it may have refused it with other kernels
+        if certificate.is_proof and doubted:  # it may have refused it with other kernels
             adapter.put(serving.key, state.certified(start))
             self._to_tell[adapter.spec.ref.object] = None
             self._may_serve(runner, serving.digest, str(adapter.spec.ref.object))
@@ -836,10 +840,14 @@ class Adapters:
     def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
         """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone."""
         attached = [runner for runner in runners if runner.attached]
+        refusing = [runner for runner in runners if runner.refused]
         for digest in [digest for digest in self.retired if digest not in in_use]:
             self._tell_of(digest)
             sources = self.retired.pop(digest)
             for name in sources:
+                if name not in self._serving_sources().get(digest, ()):
+                    for runner in refusing:
+                        runner.forget_refusal(digest, str(name))
                 del self._retired_of[name][digest]
                 if not self._retired_of[name]:
                     del self._retired_of[name]

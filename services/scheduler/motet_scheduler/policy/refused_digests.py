@@ -39,10 +39,20 @@ class RefusedDigests:
 
     def accept(self, digest: Digest, adapter: str) -> bool:
         """The runner has certified it since. → True if it was refused"""
-        of_digest = self._failures.pop(digest, {})
-        left = {name: failure for name, failure in of_digest.items() if name not in (_ANY, adapter)}
+        return self._take(digest, _ANY, adapter)
+
+    def forget(self, digest: Digest, adapter: str) -> bool:
+        """The manifest of this name asks for something else by now, or for other bytes. → True if it was refused for
+        that"""
+        return self._take(digest, adapter)
+
+    def _take(self, digest: Digest, *names: str) -> bool:
+        of_digest = self._failures.get(digest, {})
+        left = {name: failure for name, failure in of_digest.items() if name not in names}
         if left:
             self._failures[digest] = left
+        else:
+            self._failures.pop(digest, None)
         return len(left) < len(of_digest)
 
     def not_among(self, digests: Container[Digest]) -> list[Digest]:

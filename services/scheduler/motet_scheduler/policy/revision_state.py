@@ -212,11 +212,13 @@ class RevisionState:
         return replace(self, standing=standing, failure=self.refusals[-1].failure, retry_at=None)
 
     def without(self, start: Start) -> Self:
-        """This start of a runner is over."""
+        """This start of a runner is over. If none is left that has refused it, those that prove nothing are asked
+        again."""
+        refusals = tuple(one for one in self.refusals if one.runner != start)
         return replace(
             self,
-            refusals=tuple(one for one in self.refusals if one.runner != start),
-            unable=tuple(one for one in self.unable if one != start),
+            refusals=refusals,
+            unable=tuple(one for one in self.unable if one != start) if refusals else (),
             silent=self._silent_without(start),
         )
 

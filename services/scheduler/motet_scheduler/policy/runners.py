@@ -192,6 +192,13 @@ class Runner:
             self._adapter_moved(self, digest)
         return changed
 
+    def forget_refusal(self, digest: Digest, adapter: str) -> bool:
+        """What it has refused under this name alone it may serve. → True if there was such a refusal"""
+        changed = bool(self.refused) and self.refused.forget(digest, adapter)
+        if changed:
+            self._adapter_moved(self, digest)
+        return changed
+
     @property
     def sequences(self) -> int:
         return len(self.entries)
