@@ -749,6 +749,49 @@ def test_what_serves_stays_while_the_runner_that_proves_it_is_away():
     assert published(driver)["pirate"].digest == PIRATE
 
 
+@pytest.mark.parametrize("proved", [True, False], ids=["proved since", "not since"])
+def test_what_only_the_runner_proved_that_is_forgotten_does_not_stay_in_service(proved):
+    driver = serving("r0", "r1")
+    if proved:
+        news(driver, "r0")
+        driver.certify(instance="r1")
+        driver.detach("r1")
+    else:
+        driver.detach("r1")
+        news(driver, "r0")
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.wait(driver.scheduler.config.forget_runner)
+    saved = driver.of(effects.SaveCatalog)
+    driver.wait(1)
+    saved += driver.of(effects.SaveCatalog)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert (status(driver).serving, status(driver).failure) == ("", WRONG)
+    assert any(one.outdates for one in saved)
+
+
+def test_what_all_that_are_left_refuse_is_withdrawn_once_the_pool_is_to_have_no_more():
+    driver = serving("r0", "r1")
+    driver.state(adapter(), pools=(pool(replicas=2),))
+    driver.detach("r1")
+    news(driver, "r0")
+    driver.wait(2 * driver.scheduler.config.forget_runner)
+    assert published(driver)["pirate"].digest == PIRATE
+    driver.state(adapter(), pools=(pool(replicas=1),))
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+
+
+def test_after_a_takeover_what_all_that_have_come_refuse_is_withdrawn_once_the_others_are_not_awaited():
+    saved = serving("r0", "r1").scheduler.catalog_to_save()
+    successor = SchedulerDriver(saved=saved, now=5000.0)
+    successor.gateway()
+    successor.attach("r0", refused={PIRATE: WRONG})
+    successor.wait(1)
+    assert status(successor).serving == PIRATE
+    assert successor.scheduler.look_from() <= 5000 + successor.scheduler.config.forget_runner
+    successor.wait(successor.scheduler.config.forget_runner)
+    assert (status(successor).serving, status(successor).failure) == ("", WRONG)
+
+
 def test_a_group_that_lacks_a_runner_withdraws_nothing():
     driver = serving("r0")
     driver.state(adapter(), pools=(pool(replicas=2),))

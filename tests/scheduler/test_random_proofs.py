@@ -1,7 +1,8 @@
 """Runners come, go, break, answer, refuse and stay silent; revisions change. The laws of what is proved hold:
 
 - each check ends, served or refused with a reason, if a runner lives that answers;
-- what serves is withdrawn only after an answer, and only if every known runner has refused it;
+- what serves is withdrawn only after an answer, or once a runner is forgotten, and if and only if every known runner has
+  refused it;
 - the check of one adapter holds up no other's;
 - nothing begins to serve on the word of a runner that proves nothing, while another one has refused it;
 - the status says what is true;
@@ -82,14 +83,16 @@ class RandomProofs(RuleBasedStateMachine):
         """`about`: the adapters of which a runner tells something"""
         adapters = self.driver.scheduler.adapters
         served = {one.spec.ref.object: one.serving for one in adapters if one.serving is not None}
+        before = {*self.driver.scheduler.runners}
         decided = happens()
+        forgotten = before - {*self.driver.scheduler.runners}
         gone = [
             one
             for one, serving in served.items()
             if one in adapters.by_name and adapters.by_name[one].serving is None and serving is not None
         ]
         for one in gone:
-            assert one.name in about, "what serves was withdrawn without an answer about it"
+            assert one.name in about or forgotten, "what serves was withdrawn without an answer about it"
             refused_by = self.refused[served[one].digest]
             known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
             assert known <= refused_by, "what serves was withdrawn, and a runner has not refused it"
@@ -324,6 +327,10 @@ class RandomProofs(RuleBasedStateMachine):
                 assert one.serving.digest == self.digest_of(name, stamp)
             if all(not start.proves for start in attached.values()):
                 assert one.serving is not None, "nobody is there that refuses it, and it does not serve"
+            if one.serving is not None:
+                assert {start_of(runner) for runner in self.driver.scheduler.runners.values()} - self.noted(name), (
+                    "all have refused what serves"
+                )
             if newest.ended:
                 assert newest.failure is not None
                 report = self.told[name]

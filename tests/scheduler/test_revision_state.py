@@ -85,6 +85,7 @@ def nobody_left(state):
         ((asked(), certified(), refused(R1), asked(), certified()), Standing.PROVED, None),
         ((asked(), certified(), refused(R1), refused(failure=NO_EFFECT), nobody_left), Standing.REFUSED, NO_EFFECT),
         ((certified(), nobody_left), Standing.PROVED, None),
+        ((certified(), refused(R1), certified(), nobody_left), Standing.REFUSED, WRONG),
     ],
 )
 def test_what_follows(happened, standing, failure):

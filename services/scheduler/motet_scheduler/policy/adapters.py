@@ -172,7 +172,9 @@ class Adapter:
 
     @property
     def resolved(self) -> bool:
-        return self.serving is not None and self.serving.key == self.wanted and self.newest.standing is Standing.PROVED
+        """Nothing is left to do about it, whoever comes or goes."""
+        serves = self.serving is not None and self.serving.key == self.wanted
+        return serves and self.newest.standing is Standing.PROVED and not self.newest.refusals
 
     def to_ask(self, now: float) -> Iterator[RevisionKey]:
         """What a runner may be asked to check now. As long as the newest revision is not decided, what serves may be
@@ -368,9 +370,9 @@ class Adapters:
 
     # ----------------------------------------------------------------------------------------------- towards serving
 
-    def end_checks(self, runners: Collection[Runner], now: float) -> bool:
-        """End those whose runner has gone or does not answer. → True if nobody is left to ask for a new revision, so
-        that it is refused: what serves stays, because a runner that is away may be the one that computes it rightly."""
+    def end_checks(self, runners: Collection[Runner], now: float, some_may_return: Callable[[GroupName], bool]) -> bool:
+        """End those whose runner has gone or does not answer. → True if nobody is left to ask for a revision, so that
+        it is refused. What serves stays while a runner is away: it may be the one that computes it rightly."""
         self._to_check = [one for one in self._may_want_check() if not one.resolved or one.check is not None]
         if not self._to_check:
             return False
@@ -387,6 +389,8 @@ class Adapters:
                 elif now >= check.since + self._policy.load_retry:
                     adapter.put(key, state.overdue())
             refused |= self._nobody_left(adapter, runners)
+            if (serving := adapter.serving) is not None and adapter.state_of(serving.key).refusals:
+                self._withdraw(adapter, runners, some_may_return=some_may_return(adapter.spec.group))
         return refused
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
@@ -616,18 +620,16 @@ class Adapters:
             self._withdraw(one, runners, some_may_return=some_may_return)
 
     def _withdraw(self, adapter: Adapter, runners: Collection[Runner], *, some_may_return: bool) -> None:
-        """What serves does so no longer if all runners have refused it that are known, also those that are away. Only
-        after an answer: that a runner goes tells nothing about what serves."""
+        """What serves does so no longer if all runners have refused it that are known, also those that are away, and no
+        other one may come."""
         serving = adapter.serving
         if serving is None or some_may_return or (serving.key != adapter.wanted and not adapter.newest.ended):
             return
         state = adapter.state_of(serving.key)
-        if state.standing is not Standing.DOUBTED or state.asked is not None:
-            return
-        if not _all_have_refused(state, serving.key, runners):
+        if state.asked is not None or not _all_have_refused(state, serving.key, runners):
             return
         self._retire(adapter)
-        adapter.serving, self._serving, self._to_check = None, None, None
+        adapter.serving, self._serving = None, None
         self._withdrawn = True
         adapter.put(serving.key, state.nobody_left())
         self._to_tell[adapter.spec.ref.object] = None
@@ -645,9 +647,7 @@ class Adapters:
         """A runner has found by itself that what it computes with these bytes is wrong. `adapter`: under which name."""
         start, new = start_of(runner), self._may_not_serve(runner, digest, adapter, failure)
         for one, key in self._that_it_serves(runner, digest):
-            if runner.may_serve(digest, str(one.spec.ref.object)):
-                continue
-            if new or _all_have_refused(one.state_of(key), key, runners):  # whoever has proved it has gone
+            if new and not runner.may_serve(digest, str(one.spec.ref.object)):
                 self._refused(one, key, failure, start, runners)
         self._withdraw_all(digest, runners, some_may_return=some_may_return)
 

@@ -206,11 +206,18 @@ class CatalogPublisher:
             return
         self._state.adapters.orders_begin(self._state.now)
         runners = self._state.runners.values()
-        if self._state.adapters.end_checks(runners, self._state.now):
+        if self._state.adapters.end_checks(runners, self._state.now, self._state.some_may_return):
             self._state.catalog_changed = True
+        self.save_withdrawn()
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
         self._state.effects += self._state.adapters.for_templates(runners, self._state.now)
+
+    def save_withdrawn(self) -> None:
+        """What serves no longer, because all runners have refused it, a successor must not serve."""
+        if self._state.adapters.take_withdrawn():
+            self._state.catalog_changed = True
+            self._state.emit(effects.SaveCatalog(outdates=True))
 
     def drop_unused_adapters(self) -> None:
         if self._state.adapters.retired or self._state.adapters.gone:

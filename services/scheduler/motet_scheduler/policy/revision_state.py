@@ -6,7 +6,7 @@ One that certifies it and proves nothing (UNPROVED) says nothing against a refus
 
               CERTIFIED   UNPROVED  REFUSED   FAILED    NOBODY_LEFT
     WANTED    PROVED      WANTED    WANTED    FAILED    REFUSED
-    PROVED    PROVED      PROVED    DOUBTED   PROVED    PROVED
+    PROVED    PROVED      PROVED    DOUBTED   PROVED    REFUSED
     DOUBTED   PROVED      DOUBTED   DOUBTED   DOUBTED   REFUSED
     REFUSED   PROVED      REFUSED   REFUSED   FAILED    REFUSED
     FAILED    PROVED      WANTED    WANTED    FAILED    FAILED
@@ -58,7 +58,7 @@ TABLE: dict[Standing, dict[Finding, Standing]] = {
     before: dict(zip(_OF_EACH, after, strict=True))
     for before, *after in (
         (Standing.WANTED, Standing.PROVED, Standing.WANTED, Standing.WANTED, Standing.FAILED, Standing.REFUSED),
-        (Standing.PROVED, Standing.PROVED, Standing.PROVED, Standing.DOUBTED, Standing.PROVED, Standing.PROVED),
+        (Standing.PROVED, Standing.PROVED, Standing.PROVED, Standing.DOUBTED, Standing.PROVED, Standing.REFUSED),
         (Standing.DOUBTED, Standing.PROVED, Standing.DOUBTED, Standing.DOUBTED, Standing.DOUBTED, Standing.REFUSED),
         (Standing.REFUSED, Standing.PROVED, Standing.REFUSED, Standing.REFUSED, Standing.FAILED, Standing.REFUSED),
         (Standing.FAILED, Standing.PROVED, Standing.WANTED, Standing.WANTED, Standing.FAILED, Standing.FAILED),

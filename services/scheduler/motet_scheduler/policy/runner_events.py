@@ -229,9 +229,7 @@ class RunnerEvents:
 
     def _refusals_changed(self) -> None:
         """Other runners may serve some adapters than before, or none may."""
-        if self._state.adapters.take_withdrawn():
-            self._state.catalog_changed = True
-            self._state.emit(effects.SaveCatalog(outdates=True))
+        self._publisher.save_withdrawn()
         for group in self._state.adapters.take_moved():
             self._state.queue(group).try_all_again()
 

@@ -94,6 +94,8 @@ class SchedulerState:
         self.bases_changed = False
         """By the current event: which base models new requests can have."""
         self.adapters = Adapters(config, self.bases, first_order)
+        if self.away_since_start:
+            self.adapters.order_at(self.attached_by)  # what the others have refused need not wait for them any more
         self.limits = AdapterLimits()
         self.quotas = Quotas(first_order, now)
         self.weights = TenantWeights()
