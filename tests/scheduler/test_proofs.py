@@ -10,7 +10,7 @@ from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import CHECKS_AT_ONCE
+from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import (
@@ -719,6 +719,25 @@ def test_orders_that_are_never_answered_hold_up_no_other_adapter():
         driver.wait(driver.scheduler.config.load_retry)
         asked |= {one.ref.name for one in checks(driver)}
     assert asked == set(names)
+
+
+def test_a_runner_that_is_at_work_on_many_checks_for_long_gets_no_more_until_one_ends():
+    driver = stack("r0")
+    driver.state(*(adapter(f"a{number}") for number in range(2 * MAX_CHECKS_AT_WORK)))
+    at_work = {one.ref.name: one for one in checks(driver)}
+    for _ in range(6 * int(driver.scheduler.config.check_patience) // 5):
+        for one in [*at_work.values()]:
+            works(driver, one)
+            at_work |= {one.ref.name: one for one in checks(driver)}
+        driver.wait(5)
+        at_work |= {one.ref.name: one for one in checks(driver)}
+    assert len(at_work) == MAX_CHECKS_AT_WORK
+    ended = next(iter(at_work.values()))
+    driver.certify(ended.ref.name, instance="r0", order=ended.order)
+    (another,) = checks(driver)
+    assert another.ref.name not in at_work
+    driver.wait(driver.scheduler.config.load_retry)
+    assert len(checks(driver)) == CHECKS_AT_ONCE, "it says no more that it is at work"
 
 
 def test_a_late_answer_counts():

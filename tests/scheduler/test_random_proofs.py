@@ -1,8 +1,8 @@
 """Runners come, go, break, answer, refuse and stay silent; revisions change. The laws of what is proved hold:
 
 - each check ends, served or refused with a reason, if a runner lives that answers;
-- what serves is withdrawn only after an answer, or once a runner is forgotten, and if and only if every known runner has
-  refused it;
+- what serves is withdrawn if every known runner has refused it, and only then: after an answer, or once a runner is
+  forgotten;
 - the check of one adapter holds up no other's;
 - nothing begins to serve on the word of a runner that proves nothing, while another one has refused it;
 - the status says what is true;

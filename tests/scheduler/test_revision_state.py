@@ -116,9 +116,10 @@ def test_a_silent_runner_may_answer_late_and_goes_on_if_it_works():
     assert state.may_be_asked(11.0)
     (silent,) = state.silent
     works = state.works(silent, 12.0, 0, 60.0)
-    assert (works.asked, works.silent) == (silent._replace(since=12.0), ())
+    assert (works.asked, works.silent) == (silent._replace(since=12.0, heard=12.0), ())
     another = state.ask(2, R1, 12.0)
-    assert another.works(silent, 13.0, 0, 60.0) == another, "another one is asked by now"
+    later = another.works(silent, 13.0, 0, 60.0)
+    assert (later.asked, later.silent) == (another.asked, (silent._replace(heard=13.0),)), "another one is asked by now"
     assert another.certified(R0).serves
     assert after(asked(), RevisionState.overdue, asked(R1), refused()).silent == ()
 
@@ -134,7 +135,8 @@ def test_to_be_at_work_counts_for_ever_only_with_more_bytes():
     assert state.works(state.asked, 159.0, 1, 60.0).asked.since == 159.0
     assert state.works(state.asked, 160.0, 1, 60.0).asked.since == 100.0
     silent = state.overdue()
-    assert silent.works(silent.silent[0], 161.0, 1, 60.0) == silent, "nobody believes it again"
+    later = silent.works(silent.silent[0], 161.0, 1, 60.0)
+    assert (later.asked, later.silent) == (None, (silent.silent[0]._replace(heard=161.0),)), "nobody believes it again"
 
 
 def test_who_proves_nothing_says_nothing_against_a_refusal():

@@ -45,6 +45,8 @@ REVISION_REPLACED = ModelNotFound(
 )
 CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
+MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
+"""Per runner, with those that take so long that they hold up no others"""
 TEMPLATES_AT_ONCE = 4
 """Per runner: loads for the sake of a chat template alone. Others are chosen in the order of requests."""
 
@@ -400,6 +402,11 @@ class Adapters:
         if not self._to_check:
             return
         busy = Counter(check.runner[0] for one in self._to_check if one.states and (check := one.check) is not None)
+        at_work = Counter(runner for one in self._to_check if one.states for runner in self._at_work(one, now))
+
+        def is_able(one: Runner) -> bool:
+            return busy[one.instance] < CHECKS_AT_ONCE and at_work[one.instance] < MAX_CHECKS_AT_WORK
+
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
         able: dict[tuple[GroupName, str], list[Runner]] = {}
         for adapter in sorted(self._to_check, key=attrgetter("asked_at")):
@@ -409,8 +416,7 @@ class Adapters:
             for key in adapter.to_ask(now):
                 of_base = key.group, key.base
                 if of_base not in able:
-                    asked = (one for one in runners if self._may_check(one, key))
-                    able[of_base] = [one for one in asked if busy[one.instance] < CHECKS_AT_ONCE]
+                    able[of_base] = [one for one in runners if self._may_check(one, key) and is_able(one)]
                 runner = _best(able[of_base], adapter.state_of(key), busy) if able[of_base] else None
                 if runner is None:
                     continue
@@ -421,7 +427,8 @@ class Adapters:
                     self.order_at(self._changes.next_at(name))
                     continue
                 busy[runner.instance] += 1
-                if busy[runner.instance] == CHECKS_AT_ONCE:
+                at_work[runner.instance] += 1
+                if not is_able(runner):
                     for some in able.values():
                         if runner in some:
                             some.remove(runner)
@@ -440,6 +447,10 @@ class Adapters:
         digest = serving.digest if serving is not None and serving.key == key else key.expected_digest
         source = DigestSource(spec.ref, key, max_bytes=spec.max_bytes)
         return _ensure(order, runner, source, digest, AdapterStage.CERTIFIED)
+
+    def _at_work(self, adapter: Adapter, now: float) -> set[InstanceName]:
+        """The runners that check one of its revisions, or have just said that they do"""
+        return {check.runner[0] for _, check in adapter.orders() if now < check.heard + self._policy.load_retry}
 
     def _may_check(self, runner: Runner, key: RevisionKey) -> bool:
         serves = runner.group == key.group and runner.serves(key.base)

@@ -75,9 +75,11 @@ class Asked(NamedTuple):
     order: int
     runner: Start
     since: float
-    """When it was asked, or has told last that it is at work"""
+    """When it was asked, or has told last that it is at work, and was believed"""
     moved: float
     """When it was asked, or has got more bytes last"""
+    heard: float
+    """When it was asked, or has told last that it is at work"""
     fetched: int = 0
     """Bytes"""
 
@@ -137,18 +139,18 @@ class RevisionState:
     # -------------------------------------------------------------------------------------------- what has happened
 
     def ask(self, order: int, start: Start, now: float) -> Self:
-        return replace(self, asked=Asked(order, start, now, now))
+        return replace(self, asked=Asked(order, start, now, now, now))
 
     def works(self, check: Asked, now: float, fetched: int, patience: float) -> Self:
         """The runner that was asked is at work, so it says; it says so by a timer. If it has got no more bytes for as
-        long as the `patience`, that does not count."""
-        if self.asked not in (None, check):
-            return self
+        long as the `patience`, others are asked all the same."""
+        told = check._replace(heard=now)
         if fetched > check.fetched:
-            check = check._replace(moved=now, fetched=fetched)
-        if now >= check.moved + patience:
-            return self
-        return replace(self, asked=check._replace(since=now), silent=self._silent_without(check.runner))
+            told = told._replace(moved=now, fetched=fetched)
+        if self.asked in (None, check) and now < told.moved + patience:
+            return replace(self, asked=told._replace(since=now), silent=self._silent_without(check.runner))
+        asked, *silent = (told if one == check else one for one in (self.asked, *self.silent))
+        return replace(self, asked=asked, silent=tuple(silent))
 
     def unanswered(self) -> Self:
         """The runner that was asked has gone."""
