@@ -543,13 +543,14 @@ async def test_each_later_scheduler_hears_what_the_runner_has_found_wrong_until_
         async with scheduler_at(address) as scheduler:
             (hello,) = await until(lambda: scheduler.of("hello"))
             (refused,) = hello.refused
+            assert hello.refused_is_all
             assert (refused.digest[:7], refused.failure.reason) == ("sha256:", "ProofFailed")
             monkeypatch.setattr(ProvingEngine, "serving", "torch")
             scheduler.ensure("a0", source)
             await scheduler.adapter("a0", stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
         async with scheduler_at(address) as scheduler:
             (hello,) = await until(lambda: scheduler.of("hello"))
-            assert not hello.refused
+            assert (len(hello.refused), hello.refused_is_all) == (0, True)
 
 
 async def test_a_broken_adapter_is_refused_with_its_reason(folder):

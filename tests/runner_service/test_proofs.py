@@ -441,6 +441,7 @@ async def test_what_is_remembered_as_wrong_is_bounded(setup, monkeypatch):
             await order
         setup.posted.clear()
     assert list(setup.adapters.policy.refused) == digests[1:]
+    assert not setup.adapters.policy.knows_all_refused
 
 
 async def test_an_engine_that_proves_nothing_serves_as_before(tmp_path):

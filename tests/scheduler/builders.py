@@ -166,6 +166,7 @@ class SchedulerDriver:
         base: str = "sha256:base",
         assets: str = "sha256:assets",
         refused: dict[Digest, Failure] | None = None,
+        refused_is_all: bool = True,
         **capacity: Any,
     ) -> list[effects.Effect]:
         return self.send(
@@ -179,6 +180,7 @@ class SchedulerDriver:
                 live=live,
                 resident=resident or {},
                 refused=refused or {},
+                refused_is_all=refused_is_all,
             )
         )
 

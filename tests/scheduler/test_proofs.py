@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnproved
 from motet.runner_info import Failure
+from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK
+from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import (
@@ -410,6 +413,32 @@ def test_a_new_leader_hears_from_runners_what_they_refuse():
         assert after.where(f"q{number}") == "r1"
     after.attach("r0")
     assert not status(after).certificate.warnings, "it has proved it while it was away"
+
+
+def test_a_hello_that_does_not_say_that_it_tells_all_takes_no_refusal_back():
+    """As of a runner of an earlier version, which has declined a request before its stream broke"""
+    driver = serving("r0", "r1")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    bad = driver.where("a")
+    (good,) = {"r0", "r1"} - {bad}
+    decline(driver, bad, 1)
+    driver.lose("a", 1)
+    driver.detach(bad)
+    driver.attach(bad, refused_is_all=False)
+    assert may_serve(driver) == {good}
+    assert status(driver).certificate.warnings
+    driver.attach(bad)
+    assert may_serve(driver) == {"r0", "r1"}
+
+
+@pytest.mark.parametrize(
+    ("told", "says", "is_all"), [(3, True, True), (3, False, False), (MAX_REFUSED + 1, True, False)]
+)
+def test_a_hello_of_which_a_part_is_read_is_not_all(told, says, is_all):
+    refused = [{"digest": f"sha256:{number:064x}", "failure": WRONG.to_proto()} for number in range(told)]
+    hello = scheduler_pb2.RunnerHello(refused=refused, refused_is_all=says)
+    event = conversion.runner_attached(hello)
+    assert (len(event.refused), event.refused_is_all) == (min(told, MAX_REFUSED), is_all)
 
 
 def test_a_leader_that_knows_no_adapter_yet_remembers_what_a_runner_refuses():

@@ -164,6 +164,7 @@ class SchedulerLink:
                     scheduler_pb2.RefusedAdapter(digest=digest, failure=failure.to_proto())
                     for digest, failure in self._adapters.policy.refused.items()
                 ],
+                refused_is_all=self._adapters.policy.knows_all_refused,
             )
         )
         if self._drain_ends is not None:

@@ -414,6 +414,7 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
         live=read_runner_requests(hello.live),
         kernels=_read_kernels(hello),
         refused=_read_refused(hello),
+        refused_is_all=hello.refused_is_all and len(hello.refused) <= MAX_REFUSED,
     )
 
 

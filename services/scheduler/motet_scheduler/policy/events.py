@@ -176,6 +176,8 @@ class RunnerAttached:
     live: tuple[RunnerRequest, ...] = ()
     refused: Mapping[Digest, Failure] = field(default_factory=dict)
     """What its proofs have found wrong: all that it knows, also of what no other scheduler has told."""
+    refused_is_all: bool = True
+    """The rest it has proved. False: it has forgotten some, or is of a version that tells nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class RunnerEvents:
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
-        self._state.adapters.refuses_only(runner, event.refused)
+        if event.refused_is_all:
+            self._state.adapters.refuses_only(runner, event.refused)
         self._refused(runner, event.refused)
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()

@@ -1385,9 +1385,12 @@ class RunnerHello(_message.Message):
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    REFUSED_IS_ALL_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """where gateways reach it"""
     highest_term: _builtins.int
+    refused_is_all: _builtins.bool
+    """what it has refused before, it has proved; earlier versions do not say it"""
     @_builtins.property
     def identity(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
@@ -1402,7 +1405,7 @@ class RunnerHello(_message.Message):
     def kernels(self) -> _common_pb2.KernelState: ...
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedAdapter]:
-        """what this process has found wrong, and has not proved since; all of it"""
+        """what this process has found wrong, and has not proved since"""
 
     def __init__(
         self,
@@ -1416,10 +1419,11 @@ class RunnerHello(_message.Message):
         highest_term: _builtins.int = ...,
         kernels: _common_pb2.KernelState | None = ...,
         refused: _abc.Iterable[Global___RefusedAdapter] | None = ...,
+        refused_is_all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "capacity", b"capacity", "identity", b"identity", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "refused", b"refused", "resident", b"resident"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "refused", b"refused", "refused_is_all", b"refused_is_all", "resident", b"resident"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,6 +76,8 @@ class AdapterPolicy:
         self._effects: list[Effect] = []
         self.refused: dict[Digest, Failure] = {}
         """What this process has found wrong, and has not proved since"""
+        self.knows_all_refused = True
+        """It has forgotten none of them."""
         self._here: dict[Digest, None] = {}
         """The adapters on the device"""
         self.changed: dict[Digest, None] = {}
@@ -457,6 +459,7 @@ class AdapterPolicy:
             life.proved_builds = ()
         if len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
+            self.knows_all_refused = False
 
     def _prove_again(self) -> None:
         while (digest := self.proofs.next_again(self._here)) is not None:
