@@ -11,7 +11,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import GroupName
-from motet_scheduler.policy.waiting_reasons import explain
+from motet_scheduler.policy.waiting_reasons import REPLACED, explain
 from tests.scheduler.builders import (
     GROUP,
     PIRATE,
@@ -568,6 +568,19 @@ def test_a_stream_of_a_replaced_revision_waits_for_room_where_that_is_held():
     driver.attach("r0", resident=resident(PIRATE, Tier.DISK), max_sequences=1)
     driver.finish("before", epoch=2)
     assert driver.where("a") == "r0"
+
+
+def test_a_stream_of_a_replaced_revision_that_nobody_holds_is_not_said_to_be_refused():
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.state(adapter(), pools=(pool(replicas=2),))
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.certify(digest=Digest("sha256:newer"))
+    driver.detach("r1")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", delivered=89, epoch=1, max_tokens=200)
+    driver.wait(0.1)
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == REPLACED
 
 
 def test_others_of_its_tenant_pass_a_stream_of_a_replaced_revision_that_waits():

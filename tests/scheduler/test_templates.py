@@ -7,8 +7,10 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler.conversion import read_certificate, read_held
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import TEMPLATES_AT_ONCE
+from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
 from motet_scheduler.policy.values import AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
+from tests.scheduler.test_proofs import news
 
 FAILURE = Failure("adapter_fetch_failed", "the source is away", retry_after=10)
 TEMPLATE = "sha256:" + "7" * 64
@@ -88,6 +90,22 @@ def test_no_load_where_a_runner_has_its_files_or_nobody_waits():
     held(driver)
     driver.wait(60)
     assert not loads(driver)
+
+
+def test_no_load_on_a_runner_that_refuses_the_adapter_however_many_do():
+    names = [f"r{number:02}" for number in range(MAX_REFUSED_BY + 2)]
+    driver = ready()
+    for name in names:
+        driver.attach(name)
+    driver.state(adapter())
+    (asked,) = (one for one in driver.of(effects.EnsureAdapter) if one.stage is AdapterStage.CERTIFIED)
+    driver.certify(instance=asked.instance, certificate=with_template())
+    driver.report(asked.instance, resident={POET: Tier.DISK})
+    for name in names:
+        if name != asked.instance:
+            news(driver, name)
+    held(driver, PIRATE)
+    assert [one.instance for one in loads(driver)] == [asked.instance]
 
 
 def test_a_load_that_fails_is_tried_again_only_while_a_gateway_waits():

@@ -781,14 +781,14 @@ class Adapters:
             adapter = next((one for one in self.that_serve(digest) if one.spec.group == group), None)
             if adapter is None or (serving := self.usable(adapter)) is None:
                 continue
-            ref, state = adapter.spec.ref, adapter.state_of(serving.key)
+            ref = adapter.spec.ref
             able = [one for one in runners if one.takes_work and one.group == group and one.serves(serving.key.base)]
             awaited = [one for one in able if one.load_is_awaited(digest, ref, now, self._policy.load_retry)]
             coming.update(one.instance for one in awaited)
             if awaited or any(digest in one.resident for one in able):
                 continue
             able = [one for one in able if one.load_may_be_retried(digest, ref, now)]
-            missing.append((adapter, serving, [one for one in able if not state.is_refused_by(start_of(one))]))
+            missing.append((adapter, serving, [one for one in able if one.may_serve(digest, str(ref.object))]))
         for adapter, serving, able in missing:
             free = [one for one in able if coming[one.instance] < TEMPLATES_AT_ONCE]
             runner = min(free, key=lambda one: (coming[one.instance], len(one.resident), one.instance), default=None)

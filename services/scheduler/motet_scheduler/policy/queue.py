@@ -440,8 +440,6 @@ class Queue:
                     sources += 1
         if not found and not class_queue.untried_heads.of:  # mostly
             return found, behind
-        if not found and not class_queue.untried_heads.of:  # mostly
-            return found, behind
         return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind
 
     def remove(self, request: Request) -> None:

@@ -40,9 +40,10 @@ def explain(state: SchedulerState, request: Request) -> None:
         reserved, kept = queue.reserved_from(request), queue.kept_from(request)
         able = state.runners_for(request)
         why = why_it_waits(request, able, state.config, state.now, reserved=reserved, kept=kept)
+        is_limited = state.limited_to(request) is not None
         if not able and any(one.takes_work and one.serves(request.base) for one in state.runners_of(request.group)):
-            why = Obstacle(REFUSED)
-        if state.limited_to(request) is not None:
+            why = Obstacle(REPLACED if is_limited else REFUSED)
+        elif is_limited:
             limit = f"{REPLACED if request.replaced else LIMITED}: "
     request.waiting_reason = f"{limit}{why}"
     kind = limit + why.kind
