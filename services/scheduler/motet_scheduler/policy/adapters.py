@@ -7,7 +7,7 @@ revision continues to serve. If an adapter changes faster than it is checked, so
 one is always checked. Runners drop a digest when no name points to it and no request uses it."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -379,6 +379,9 @@ class Adapters:
         if not self._to_check:
             return False
         here = {start_of(runner) for runner in runners if runner.attached}
+        of_base: defaultdict[tuple[GroupName, str], list[Start]] = defaultdict(list)
+        for runner in runners:
+            of_base[runner.group, runner.base.digest].append(start_of(runner))
         refused = False
         for adapter in self._to_check:
             if not adapter.states:
@@ -391,7 +394,9 @@ class Adapters:
                 elif now >= check.since + self._policy.load_retry:
                     adapter.put(key, state.overdue())
             refused |= self._nobody_left(adapter, runners)
-            if (serving := adapter.serving) is not None and adapter.state_of(serving.key).refusals:
+            if (serving := adapter.serving) is None or not (state := adapter.state_of(serving.key)).refusals:
+                continue
+            if all(map(state.is_refused_by, of_base[serving.key.group, serving.key.base])):
                 self._withdraw(adapter, runners, some_may_return=some_may_return(adapter.spec.group))
         return refused
 
