@@ -149,8 +149,8 @@ class RevisionState:
             told = told._replace(moved=now, fetched=fetched)
         if self.asked in (None, check) and now < told.moved + patience:
             return replace(self, asked=told._replace(since=now), silent=self._silent_without(check.runner))
-        asked, *silent = (told if one == check else one for one in (self.asked, *self.silent))
-        return replace(self, asked=asked, silent=tuple(silent))
+        silent = tuple(told if one == check else one for one in self.silent)
+        return replace(self, asked=told if self.asked == check else self.asked, silent=silent)
 
     def unanswered(self) -> Self:
         """The runner that was asked has gone."""
