@@ -27,6 +27,7 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "MAX_RESIDENT_ADAPTERS": engine.max_resident_adapters,
         "MAX_CACHED_ADAPTERS": engine.max_cached_adapters,
         "ADAPTER_DISK_MIB": engine.adapter_disk_mib,
+        "HOST_ADAPTERS_MIB": engine.host_adapters_mib,
         "MAX_MODEL_LENGTH": engine.max_model_length,
         "MAX_CONCURRENT_SEQUENCES": engine.max_concurrent_sequences,
         "MEMORY_UTILIZATION_PERCENT": engine.memory_utilization_percent,

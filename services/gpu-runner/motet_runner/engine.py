@@ -35,7 +35,7 @@ from motet_runner.execute.load.base_outline import no_scales_of
 from motet_runner.execute.load.checkpoint_reader import ignore_progress
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.load_model import load
-from motet_runner.execute.memory_budget.page_budget import copy_bytes_of, whole_pages
+from motet_runner.execute.memory_budget.page_budget import RANK_RESERVED, copy_bytes_of, whole_pages
 from motet_runner.execute.pack.linear_packing import squares_of
 from motet_runner.execute.proof.adapter_proof import Prover
 from motet_runner.execute.tune.dtype_choice import DtypeChoice
@@ -53,12 +53,13 @@ from motet_runner.interface import (
     StepOutput,
 )
 from motet_runner.machine import hardware_name, machine_identity, machine_name
+from motet_runner.memory.adapter_memory import adapter_memory
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
 from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
+from motet_runner.plan import HostAdapters, Planner, StepPlan, StepResult, preset_named
 from motet_runner.plan.resident_adapters import MAX_BYTES_BESIDE
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.row_mask import RowMask
@@ -139,8 +140,15 @@ class Engine(PlannedEngine):
         tiers = PageTiers(self._store, host_pages, clock=clock)
         self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._adding_kernels, config.model)
         loads = AdapterLoads(
-            self._store.bytes, linears.layout, clock, linears.base, self._prover, copy_stream_for(loaded.device)
+            self._store.bytes,
+            linears.layout,
+            clock,
+            linears.base,
+            self._prover,
+            copy_stream_for(loaded.device),
+            in_host=adapter_memory(config.host_adapters_mib * MIB, pinned=loaded.device.type == "cuda"),
         )
+        in_host = 0 if loads.in_host is None else len(loads.in_host)
         self._slabs = SlabWriter(linears.layout, linears.base)
         self._worker: LocalWorker | DeviceWorker
         by_itself = computes_by_itself(loaded.device) and not exact
@@ -187,6 +195,8 @@ class Engine(PlannedEngine):
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),
             max_pages_beside=MAX_BYTES_BESIDE // page_bytes,
+            host_adapters=HostAdapters(in_host, adapters=in_host // linears.run_bytes(RANK_RESERVED)),
+            bytes_of_rank=linears.run_bytes,
             cheaper=costs.cheaper_park,
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,

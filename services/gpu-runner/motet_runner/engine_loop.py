@@ -39,6 +39,7 @@ from motet_runner.grammar_thread import CompileThread
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
+    AdapterLeftHost,
     AdapterLoaded,
     DecodedTokens,
     Engine,
@@ -401,7 +402,7 @@ class EngineLoop:
                 self._report_state(request, epoch, (State.PARKED, 0, False))
             case OverflowAhead() | ResumedNow() | OrderRefused():
                 pass  # gateways do not need these
-            case AdapterLoaded() | ProofEnded() | AdapterEvicted() | AdapterFailed():
+            case AdapterLoaded() | ProofEnded() | AdapterEvicted() | AdapterLeftHost() | AdapterFailed():
                 pass  # gateways do not need these
             case SlabWritten():
                 pass

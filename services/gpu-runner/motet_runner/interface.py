@@ -225,6 +225,10 @@ class AdapterLoaded:
     """For how long iterations stood still for it, in all"""
     lacks_slab: bool = False
     """The adapter's slab is missing, or was damaged and is removed."""
+    from_host: bool = False
+    """Nothing was read: it was in the host's memory."""
+    in_host: bool = False
+    """It stays there when it leaves the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +252,13 @@ class ProofEnded:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEvicted:
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLeftHost:
+    """The host's memory keeps it no more."""
+
     digest: Digest
 
 
@@ -277,6 +288,7 @@ Event = (
     | ProofEnded
     | SlabWritten
     | AdapterEvicted
+    | AdapterLeftHost
     | AdapterFailed
     | StateChanged
 )
@@ -321,6 +333,10 @@ class EngineReport:
     """How many requests the engine has stopped that the plan has not"""
     batch_cap: BatchCap | None = None
     """None: the pool has no SLO for the time of a token."""
+    host_adapters: int = 0
+    """How many adapters the host's memory keeps for their next load"""
+    host_adapter_bytes: int = 0
+    """Their bytes, with those of adapters on their way there"""
     load_parts: int = 0
     """How often more of an adapter had been read when the engine looked: the matrices of another linear, at least."""
 
@@ -447,6 +463,8 @@ class EngineConfig:
     memory_utilization_percent: int = 90
     kv_cache_mib: int | None = None
     host_kv_mib: int | None = None
+    host_adapters_mib: int = 0
+    """Host memory for adapters, from which they load again without the disk"""
     prefill_chunk_tokens: int = 512
     decode_slowdown: float | None = None
     """The longest time of an iteration with decodes and prompt tokens, as a multiple of the time of the decodes alone.

@@ -29,6 +29,7 @@ from motet_runner.hang_detector import HangDetector
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
+    AdapterLeftHost,
     AdapterLoaded,
     EngineReport,
     Event,
@@ -238,6 +239,8 @@ class LoadedRunner:
                 one = self.adapters.on_evicted(event)
                 if one is None or one.drop_when_idle or not self.scheduler.adapter_changed(one):
                     self._engine.post(ReportNow())  # only a report tells that it is gone altogether
+            case AdapterLeftHost():
+                self.adapters.on_left_host(event)  # the next report tells it
             case AdapterFailed():
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
                 if (one := self.adapters.on_failed(event)) is not None:

@@ -90,6 +90,16 @@ class Metrics:
         self.host_bytes_free = gauge("motet_host_kv_bytes_free", "Bytes of host memory that are free for parked KV.")
         self.adapters = gauge("motet_adapters_on_device", "Adapters in device memory.")
         self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
+        self.adapter_host_loads = counter(
+            "motet_adapter_host_loads",
+            "Adapters loaded into device memory from the host's memory: those of motet_adapter_loads without the disk.",
+        )
+        self.host_adapters = gauge(
+            "motet_adapters_in_host_memory", "Adapters that the host's memory keeps for their next load."
+        )
+        self.host_adapter_bytes = gauge(
+            "motet_host_adapter_bytes", "Bytes of the host's memory that adapters take, also on their way there."
+        )
         self.adapter_evictions = counter(
             "motet_adapter_evictions",
             "Adapters removed from device memory. A high rate means that more adapters are in use than fit.",
@@ -98,7 +108,7 @@ class Metrics:
             "motet_adapter_failures", "Adapters that could not be fetched, checked or loaded."
         )
         self.adapter_load_seconds = histogram(
-            "motet_adapter_load_seconds", "Seconds to load an adapter from disk into device memory.", _LOAD_BUCKETS
+            "motet_adapter_load_seconds", "Seconds to load an adapter into device memory.", _LOAD_BUCKETS
         )
         self.adapter_pause_seconds = histogram(
             "motet_adapter_load_pause_seconds",
@@ -180,6 +190,8 @@ class Metrics:
         if report.kernels is not None:
             self.kernels.clear()
             self.kernels.labels(report.kernels.serving).set(report.kernels.since)
+        self.host_adapters.set(report.host_adapters)
+        self.host_adapter_bytes.set(report.host_adapter_bytes)
         self.adapters.set(sum(adapter.on_device for adapter in report.adapters))
         self.vllm_running.labels(model).set(report.running)
         self.vllm_waiting.labels(model).set(report.waiting + report.parked)

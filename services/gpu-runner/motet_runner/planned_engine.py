@@ -122,6 +122,8 @@ class PlannedEngine:
             prefix_hit_tokens=memory.cache.hit_tokens,
             prefix_pages=len(memory.cache),
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
+            host_adapters=memory.adapters.host.adapters,
+            host_adapter_bytes=memory.adapters.host.bytes,
             batch_cap=self.planner.cap.report() if self.planner.cap is not None else None,
         )
 

@@ -22,6 +22,7 @@ from motet_runner.engine_messages import (
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
+    AdapterLeftHost,
     AdapterLoaded,
     Event,
     Finish,
@@ -224,7 +225,7 @@ class SimulatedRunner:
                     self._report_adapter(self._refs[event.digest], event.digest, AdapterStage.CERTIFIED)
                 else:
                     self._clock.at(self._clock.now, self.ask_report)  # only a report tells that it is gone altogether
-            case AdapterFailed() | ProofEnded() | StateChanged():
+            case AdapterFailed() | AdapterLeftHost() | ProofEnded() | StateChanged():
                 pass
 
     def _report_adapter(

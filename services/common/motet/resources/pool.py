@@ -199,6 +199,12 @@ class EngineSpec(ResourceModel):
     """The most MiB that adapters may take on the disk of a runner, with unfinished fetches and with their slabs, which
     are only written where there is room. A larger adapter is refused. Absent: any number."""
 
+    host_adapters_mib: Annotated[int, Field(ge=0, le=1_073_741_824)] | None = Field(
+        default=None, alias="hostAdaptersMiB"
+    )
+    """Memory of a runner's host, in MiB, that keeps adapters for their next load, which then reads no disk. It also
+    holds those that are on the device now. Not with the backend `vllm`. Absent, or 0: none."""
+
     max_model_length: Annotated[int, Field(ge=16, le=4_194_304)] | None = None
     """The largest number of tokens of prompt and output together. Absent: the limit of the model."""
 
@@ -228,6 +234,14 @@ class EngineSpec(ResourceModel):
     rules: ClassVar = (
         _only_with_vllm("parallel"),
         _only_with_vllm("vllm"),
+        Rule(
+            field="hostAdaptersMiB",
+            cel="!has(self.hostAdaptersMiB) || self.hostAdaptersMiB == 0 "
+            "|| !has(self.backend) || self.backend != 'vllm'",
+            message="hostAdaptersMiB may not be set when backend is vllm",
+            reason="FieldValueForbidden",
+            holds=lambda engine: not engine.host_adapters_mib or engine.backend != "vllm",
+        ),
         Rule(
             field="maxResidentAdapters",
             cel="!has(self.maxResidentAdapters) || !has(self.maxCachedAdapters) "

@@ -21,6 +21,7 @@ from motet_runner.adapters.layout import AdapterLayout, LoraLinear
 from motet_runner.adapters.load_threads import LoadThreads
 from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
+from motet_runner.plan.step_plan import LoadedContents
 
 log = structlog.get_logger(__name__)
 
@@ -109,6 +110,11 @@ class HostLoad:
         if self._error is not None:
             raise self._error
         return ended
+
+    @property
+    def thread_ended(self) -> bool:
+        """True if the thread writes to the memory no more."""
+        return self._ended.is_set()
 
     def _run(self) -> None:
         began = time.thread_time()
@@ -226,6 +232,28 @@ class HostLoad:
             self._condition.wait_for(lambda: self._done < self._allowed or self._given_up, PACE_SECONDS)
             if self._given_up:
                 raise _GivenUp
+
+
+class KeptInHost:
+    """A load of an adapter that was read before: all of it is in host memory. See `HostLoad`."""
+
+    lacks_slab = False
+    thread_ended = True
+
+    def __init__(self, layout: RunLayout, run: torch.Tensor, contents: LoadedContents) -> None:
+        self.layout = layout
+        self.run = run
+        self.read_bytes = layout.bytes
+        self.linears, self.scales, self.from_slab = contents.linears, contents.scales, contents.from_slab
+
+    def allow(self, size: float) -> None:
+        pass
+
+    def give_up(self) -> None:
+        pass
+
+    def ended(self, wait_seconds: float = 0.0) -> bool:  # noqa: ARG002
+        return True
 
 
 def norms_of_changed(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter, Writ
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
+    AdapterLeftHost,
     AdapterLoaded,
     EngineAdapterReport,
     ProofEnded,
@@ -216,7 +217,9 @@ class AdapterRegistry:
     def on_loaded(self, event: AdapterLoaded) -> AdapterLife | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
+        self._metrics.adapter_host_loads.inc(event.from_host)
         self._on_device.add(event.digest)
+        self._decide(self.policy.engine_keeps, event.digest, in_host=event.in_host)
         self._decide(self.policy.engine_has, event.digest, on_device=True)
         if event.lacks_slab:
             self._decide(self.policy.slab_missing, event.digest)
@@ -246,6 +249,9 @@ class AdapterRegistry:
         self._metrics.adapter_evictions.inc()
         self._decide(self.policy.engine_has, event.digest, on_device=False)
         return self.policy.get(event.digest)
+
+    def on_left_host(self, event: AdapterLeftHost) -> None:
+        self._decide(self.policy.engine_keeps, event.digest, in_host=False)
 
     def on_failed(self, event: AdapterFailed) -> AdapterLife | None:
         self._metrics.adapter_failures.inc()

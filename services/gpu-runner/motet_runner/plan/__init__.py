@@ -5,6 +5,7 @@ Pure: no torch, no sockets, no clock. The engine drives it with tensors, the sim
 
 from motet_runner.plan.composer import Iteration, compose
 from motet_runner.plan.device_budget import DeviceBudget
+from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.length_rope import LengthRope
 from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.pages import PageAllocator
@@ -15,7 +16,9 @@ from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import (
     AdapterLoad,
     DecodeRows,
+    HostCopy,
     LoadArrived,
+    LoadedContents,
     LoadFailed,
     ProofResult,
     ProofStep,
@@ -33,10 +36,13 @@ __all__ = [
     "DecodeRows",
     "DeviceBudget",
     "Effect",
+    "HostAdapters",
+    "HostCopy",
     "Iteration",
     "LengthRope",
     "LoadArrived",
     "LoadFailed",
+    "LoadedContents",
     "PageAllocator",
     "Planner",
     "Preset",

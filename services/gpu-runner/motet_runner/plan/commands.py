@@ -65,6 +65,7 @@ class Commands:
             self._memory.release(sequence)
             raise
         self._sequences.add(sequence)
+        self._adapters.used(sequence.adapter)
         if not self._adapters.is_here(sequence.adapter):
             self._sequences.enter(sequence, State.LOADING)
             self._adapters.want(sequence.adapter)

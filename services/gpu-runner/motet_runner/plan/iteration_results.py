@@ -138,6 +138,8 @@ class IterationResults:
                 for sequence in self._users_of(adapter):
                     if sequence.state is State.LOADING:  # no others fail (PU-07)
                         self._lives.give_up(sequence, other.error)
+        for number in result.left:
+            adapters.left(number)
         if result.proved is not None and self._reloads(result.proved):
             return
         if result.proved is not None and (proved := adapters.proof_ended(result.proved)) is not None:

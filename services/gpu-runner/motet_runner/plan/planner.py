@@ -22,6 +22,7 @@ from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
 from motet_runner.plan.composer import PromptTokensBeside, Work, adapters_of
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
+from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.iteration_results import IterationResults
 from motet_runner.plan.launched import Launched
 from motet_runner.plan.length_rope import LengthRope
@@ -65,10 +66,12 @@ class Planner:
         max_plans_waited: int = MAX_PLANS_WAITED,
         max_loads: int = MAX_LOADS,
         max_pages_beside: float = math.inf,
+        host_adapters: HostAdapters | None = None,
+        bytes_of_rank: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """`page_tokens`: how many tokens a page holds. `tpot_seconds`: how long a token may take on average; None: as
         long as it takes. `max_plans_waited`: by a proof, until its turn comes. `max_loads`: of adapters, at a time.
-        `max_pages_beside`: of the runs of all that load, if there is more than one"""
+        `max_pages_beside`: of the runs of all that load, if there is more than one. `bytes_of_rank`: of a run"""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
@@ -84,6 +87,8 @@ class Planner:
             proofs=AdapterProofs(max_plans_waited),
             max_loads=max_loads,
             max_pages_beside=max_pages_beside,
+            host_adapters=host_adapters,
+            bytes_of_rank=bytes_of_rank,
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=_LEAST_CHUNK)

@@ -10,6 +10,8 @@ the least recently used one goes first: for an adapter that a sequence waits for
 platform wants resident also takes pages of the prefix cache and of idle adapters that it does not want. Another load
 that nobody waits for takes only empty pages. Both are given up for sequences.
 
+Some stay in the host's memory when they leave the device: see `host_adapters`.
+
 An adapter that was never proved serves only once it is. See `adapter_proofs` for when that is.
 """
 
@@ -22,9 +24,10 @@ from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import ProofOrder
-from motet_runner.interface import AdapterEvicted, AdapterLoaded, ProofEnded
+from motet_runner.interface import AdapterEvicted, AdapterLeftHost, AdapterLoaded, ProofEnded
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.device_budget import DeviceBudget, Grant
+from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
@@ -60,8 +63,11 @@ class ResidentAdapters:
         proofs: AdapterProofs | None = None,
         max_loads: int = MAX_LOADS,
         max_pages_beside: float = math.inf,
+        host: HostAdapters | None = None,
+        bytes_of_rank: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """`contiguous`: the pages of each sequence are a run. `max_pages_beside`: as MAX_BYTES_BESIDE says"""
+        """`contiguous`: the pages of each sequence are a run. `max_pages_beside`: as MAX_BYTES_BESIDE says.
+        `bytes_of_rank`: how many `host` takes for an adapter"""
         self.proofs = AdapterProofs() if proofs is None else proofs
         self.promises_fit: Callable[[], bool] = lambda: True
         """True if all promises fit beside the adapters in use. A proof alone breaks none: its turn waits for that."""
@@ -73,6 +79,8 @@ class ResidentAdapters:
         self._pages = pages
         self._table = table
         self._pages_of_rank = pages_of_rank
+        self.host = HostAdapters(0) if host is None else host
+        self._bytes_of_rank = bytes_of_rank
         self._known: dict[Digest, KnownAdapter] = {}
         self._wanted: dict[Digest, None] = {}
         """Adapters to load, in this order."""
@@ -221,6 +229,11 @@ class ResidentAdapters:
         if pinned or self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)
 
+    def used(self, digest: Digest) -> None:
+        """A request uses the adapter."""
+        if digest != BASE:
+            self.host.used(digest)
+
     def want(self, digest: Digest) -> None:
         """The adapter will load, once it is known and can get its pages."""
         if digest in self._known and digest not in self._budget.adapters:
@@ -243,6 +256,7 @@ class ResidentAdapters:
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
+            self._drop_in_host(digest)
             self._from_files.discard(digest)
             self._answer(self.proofs.forget(digest))
         return tuple(effects)
@@ -307,7 +321,15 @@ class ResidentAdapters:
             layout = self._known[digest].layout
             if digest in self._from_files:
                 layout = replace(layout, slab="")
-            self._loading[digest] = load = AdapterLoad(self._loads, digest, layout)
+            place, gone = self.host.begin(
+                self._loads,
+                digest,
+                self._bytes_of_rank(layout.rank),
+                awaited=self._awaited,
+                pinned=self._budget.is_pinned,
+            )
+            self._table.events += map(AdapterLeftHost, gone)
+            self._loading[digest] = load = AdapterLoad(self._loads, digest, layout, place)
             self._begun.append(load)
             return grant
         return None
@@ -342,12 +364,23 @@ class ResidentAdapters:
         """All of an adapter is on the device. None if the load was given up meanwhile."""
         digest = self._loaded_by(load.number)
         if digest is None:
+            self.host.ended(load.number)
             return None
-        self._end_load(digest)
+        begun = self._end_load(digest)
         known = self._known[digest]
         known.arrived = True
-        lacks_slab = load.lacks_slab or digest in self._from_files
-        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, lacks_slab))
+        self.host.arrived(digest, load.contents)
+        self._table.events.append(
+            AdapterLoaded(
+                digest,
+                known.layout.size,
+                load.seconds,
+                load.pause,
+                load.lacks_slab or digest in self._from_files,
+                from_host=begun.host is not None and begun.host.contents is not None,
+                in_host=self.host.holds(digest),
+            )
+        )
         return digest
 
     def proof_ended(self, proved: ProofResult) -> Digest | None:
@@ -365,9 +398,14 @@ class ResidentAdapters:
         if digest is None or not proved.from_slab or digest in self._from_files:
             return None
         self._from_files.add(digest)
+        self._drop_in_host(digest)
         served = self.proofs.may_serve(digest)
         self.proofs.doubt(digest)
         return digest, served
+
+    def left(self, number: int) -> None:
+        """A load that has failed or was given up writes to the host's memory no more."""
+        self.host.ended(number)
 
     def silent(self, number: int) -> None:
         """The disk does not answer. Others need not wait for this load."""
@@ -399,6 +437,7 @@ class ResidentAdapters:
         assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
         assert self._wanted.keys() <= self._known.keys(), self._wanted
         self.proofs.check(self._known)
+        self.host.check({digest: load.number for digest, load in self._loading.items() if load.host is not None})
         for digest in self._budget.adapters:
             assert self._budget.run_of(digest).length == self._known[digest].pages, digest
 
@@ -435,6 +474,15 @@ class ResidentAdapters:
     def _fits_beside_loads(self, digest: Digest) -> bool:
         pages = [self._known[one].pages for one in self._loading if one not in self._silent]
         return not pages or sum(pages) + self._known[digest].pages <= self._max_pages_beside
+
+    @property
+    def _awaited(self) -> AbstractSet[Digest]:
+        """The adapters that load next"""
+        return self._wanted.keys() | {one for one in self._in_use() if not self._has_arrived(one)}
+
+    def _drop_in_host(self, digest: Digest) -> None:
+        if self.host.drop(digest):
+            self._table.events.append(AdapterLeftHost(digest))
 
     def _end_load(self, digest: Digest) -> AdapterLoad:
         self._silent.discard(digest)
@@ -475,4 +523,7 @@ class ResidentAdapters:
             self._table.events.append(AdapterEvicted(digest))
         else:
             given_up = self._end_load(digest)
-            self._begun = [load for load in self._begun if load is not given_up]
+            self.host.given_up(digest)
+            if given_up in self._begun:  # no worker knows it
+                self._begun.remove(given_up)
+                self.host.ended(given_up.number)

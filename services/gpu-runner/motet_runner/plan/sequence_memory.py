@@ -12,6 +12,7 @@ from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.forecast_ledger import ForecastLedger
+from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.page_copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
@@ -42,6 +43,8 @@ class SequenceMemory:
         proofs: AdapterProofs | None = None,
         max_loads: int = MAX_LOADS,
         max_pages_beside: float = math.inf,
+        host_adapters: HostAdapters | None = None,
+        bytes_of_rank: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
         must be off: the pages of a run belong to one sequence."""
@@ -56,6 +59,8 @@ class SequenceMemory:
             proofs=proofs,
             max_loads=max_loads,
             max_pages_beside=max_pages_beside,
+            host=host_adapters,
+            bytes_of_rank=bytes_of_rank,
         )
         self.ledger: PageLedger
         if by_forecast:

@@ -98,6 +98,27 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedContents:
+    """What a loaded adapter's bytes are, beside the bytes"""
+
+    linears: frozenset[str]
+    """Those that it changes"""
+    scales: bool
+    """True if it scales the linears' own results."""
+    from_slab: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """An adapter's place in the memory that keeps adapters for their next load"""
+
+    begin: int
+    """In bytes"""
+    contents: LoadedContents | None
+    """None: the adapter is not there yet, and is read to this place."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLoad:
     """An order to a worker: read an adapter from `layout`'s file, and copy it into its run, a part with each plan."""
 
@@ -105,6 +126,8 @@ class AdapterLoad:
     """Unique per load."""
     digest: Digest
     layout: AdapterLayout
+    host: HostCopy | None = None
+    """None: the host's memory does not keep it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +138,8 @@ class LoadArrived:
     """For how long iterations stood still for it, in all"""
     lacks_slab: bool = False
     """The adapter's slab is missing, or was damaged and is removed."""
+    contents: LoadedContents | None = None
+    """Of its place in the host's memory. None: it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +262,8 @@ class StepResult:
     failed: tuple[LoadFailed, ...] = ()
     silent: tuple[int, ...] = ()
     """Loads whose disks do not answer any more, each once"""
+    left: tuple[int, ...] = ()
+    """Loads that have failed or were given up, and write to the host's memory no more"""
     proved: ProofResult | None = None
     swapped_pages: int = 0
     """How many pages were copied between device and host, in copies that have ended, also of earlier plans."""
@@ -249,4 +276,4 @@ class StepResult:
     def only_tokens(self) -> bool:
         """True if tokens are its only results."""
         more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.late or self.retries
-        return not more and not (self.arrived or self.failed or self.silent) and self.proved is None
+        return not more and not (self.arrived or self.failed or self.silent or self.left) and self.proved is None

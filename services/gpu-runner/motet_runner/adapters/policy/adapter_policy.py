@@ -388,6 +388,13 @@ class AdapterPolicy:
         if (life := self.get(digest)) is not None:
             self._on_device(life, on_device=on_device)
 
+    def engine_keeps(self, digest: Digest, *, in_host: bool) -> None:
+        """The engine keeps the adapter in host memory for its next load, or keeps it no more."""
+        life = self.get(digest)
+        if life is not None and life.in_host is not in_host:
+            life.in_host = in_host
+            self.changed[digest] = None
+
     def engine_lists(self, digest: Digest, *, on_device: bool) -> None:
         """So says the engine's report. It may be older than a command that the engine forget the adapter."""
         life = self.get(digest)
@@ -583,7 +590,7 @@ class AdapterPolicy:
         self._emit(LoadAdapter(life.digest, checked.layout, self.proofs.order(life), pinned=life.pinned))
 
     def _unload(self, life: AdapterLife) -> None:
-        life.in_engine = False
+        life.in_engine = life.in_host = False
         self._on_device(life, on_device=False)
         self._emit(DropAdapter(life.digest))
 

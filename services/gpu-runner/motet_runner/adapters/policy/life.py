@@ -31,6 +31,8 @@ class AdapterLife:
     look: bool = False
     """The disk cache must be searched: after the last search, a request came, or the folder vanished."""
     on_device: bool = False
+    in_host: bool = False
+    """The engine keeps it in host memory for its next load."""
     in_engine: bool = False
     """The engine was told where the files are."""
     pinned: bool = False
@@ -102,6 +104,8 @@ class AdapterLife:
     def stage(self) -> "common_pb2.AdapterStage.ValueType":
         if self.on_device:
             return common_pb2.ADAPTER_STAGE_DEVICE
+        if self.checked is not None and self.in_host:
+            return common_pb2.ADAPTER_STAGE_HOST
         if self.checked is not None:
             return common_pb2.ADAPTER_STAGE_CERTIFIED
         return common_pb2.ADAPTER_STAGE_UNSPECIFIED if self.held is None else common_pb2.ADAPTER_STAGE_FETCHED
@@ -111,7 +115,9 @@ class AdapterLife:
         """Where requests find it. None: only an order could bring it."""
         if self.drop_when_idle or self.checked is None:
             return None
-        return common_pb2.MEMORY_TIER_DEVICE if self.on_device else common_pb2.MEMORY_TIER_DISK
+        if self.on_device:
+            return common_pb2.MEMORY_TIER_DEVICE
+        return common_pb2.MEMORY_TIER_HOST if self.in_host else common_pb2.MEMORY_TIER_DISK
 
     @property
     def name(self) -> str:

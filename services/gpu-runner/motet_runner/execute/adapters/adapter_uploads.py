@@ -19,7 +19,7 @@ from motet.clock import Clock
 from motet.domain import Digest
 from motet.errors import AdapterError, AdapterFetchFailed, AdapterUnproved, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
-from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
+from motet_runner.adapters.host_load import BaseLinearOf, HostLoad, KeptInHost
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.slab import remove_damaged
@@ -28,7 +28,7 @@ from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
-from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed, ProofResult, ProofStep
+from motet_runner.plan import AdapterLoad, LoadArrived, LoadedContents, LoadFailed, ProofResult, ProofStep
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Host memory of ended loads that is kept for later ones"""
@@ -49,13 +49,15 @@ class LoadResults:
     failed: tuple[LoadFailed, ...] = ()
     silent: tuple[int, ...] = ()
     """Loads whose disks do not answer any more, each once"""
+    left: tuple[int, ...] = ()
+    """Loads that have failed or were given up, and write to the host's memory no more"""
     proved: ProofResult | None = None
 
 
 @dataclass(slots=True)
 class _Loading:
     load: AdapterLoad
-    host: HostLoad
+    host: HostLoad | KeptInHost
     began: float
     asked: bool = False
     """True if it may read since an earlier iteration."""
@@ -109,12 +111,16 @@ class AdapterLoads:
     """None: no adapter is to be proved."""
     stream: CopyStream = field(default_factory=CopyStream)
     pace: LoadPace = field(default_factory=LoadPace)
+    in_host: torch.Tensor | None = None
+    """[bytes] that keep adapters for their next load. None: loads come with no place in it."""
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
     _kept: list[torch.Tensor] = field(default_factory=list)
     """Memory for the next loads"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
+    _leaving: list[_Loading] = field(default_factory=list)
+    """Given up, but the thread may still write to the host's memory"""
     _proving: _Proving | None = None
     _last_proof: int = 0
     """The number of the newest attempt"""
@@ -149,6 +155,7 @@ class AdapterLoads:
                 self._loading[load.number] = self._begin(load)
             except RuntimeError as error:  # no more threads available
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
+                results.left += (load.number,)
         for number in self._loading.keys() - first_page_of.keys():
             self._give_up(number)
         pace = self.pace
@@ -172,24 +179,39 @@ class AdapterLoads:
             if not hurry:
                 loading.pause += self.clock() - began
             if complete:
-                self.pace.loaded(loading.host.layout.bytes, loading.host.cpu_seconds)
+                host, place = loading.host, loading.load.host
                 del self._loading[number]
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
-                self._keep(loading.host.memory)
+                if isinstance(host, HostLoad):
+                    self.pace.loaded(host.layout.bytes, host.cpu_seconds)
+                    self._keep(host.memory if place is None else None)
+                contents = None if place is None else LoadedContents(host.linears, host.scales, host.from_slab)
                 seconds = self.clock() - loading.began
-                results.arrived += (LoadArrived(number, seconds, loading.pause, loading.host.lacks_slab),)
+                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab, contents),)
+        left = [one for one in self._leaving if one.host.thread_ended]
+        self._leaving = [one for one in self._leaving if one not in left]
+        results.left += tuple(one.load.number for one in left)
         results.proved = self._prove(proof, hurry=hurry)
         return results
 
     def _begin(self, load: AdapterLoad) -> _Loading:
         """Raises RuntimeError."""
         layout = self.layout(load.layout.rank)
-        memory = self._kept.pop() if self._kept else None
+        place = None
+        if load.host is not None:
+            assert self.in_host is not None, "the plan keeps adapters in the host's memory, and there is none for them"
+            place = self.in_host[load.host.begin : load.host.begin + layout.bytes]
+            if load.host.contents is not None:
+                return _Loading(load, KeptInHost(layout, place, load.host.contents), self.clock())
+        memory = place if place is not None else self._kept.pop() if self._kept else None
         host = HostLoad(load.layout, layout, self.base, pinned=self.memory.is_cuda, memory=memory)
         return _Loading(load, host, self.clock())
 
     def _give_up(self, number: int) -> None:
-        self._loading.pop(number).host.give_up()
+        loading = self._loading.pop(number)
+        loading.host.give_up()
+        if loading.load.host is not None:
+            self._leaving.append(loading)
         self.stream.let_model_wait()  # the adapter's pages may get other contents at once
 
     def _keep(self, memory: torch.Tensor | None) -> None:

@@ -125,6 +125,7 @@ class BaseWorker(ABC):
             arrived=flight.loaded.arrived,
             failed=flight.loaded.failed,
             silent=flight.loaded.silent,
+            left=flight.loaded.left,
             proved=flight.loaded.proved,
             swapped_pages=flight.swapped.pages,
             swap_seconds=flight.swapped.seconds,

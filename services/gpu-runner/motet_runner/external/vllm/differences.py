@@ -25,7 +25,7 @@ DIFFERENCES: Mapping[str, str] = {
     "no prefix cache": "A model for which vLLM has no prefix cache is refused at the start.",
     "exact mode": "There is no exact mode: `kernels` of a runner may not be `exact`.",
     "settings": "`decode_slowdown`, all other `kernels`, `kernel_cache`, `compiler`, `adapter_dtype`, "
-    "`prove_adapters`, `host_kv_mib`, `plan_ahead` and `step_trace` of a runner have no effect.",
+    "`prove_adapters`, `host_kv_mib`, `host_adapters_mib`, `plan_ahead` and `step_trace` of a runner have no effect.",
     "numbers": "Results that are not finite are not noticed.",
     "layers": "A model with layers of several kinds, as with and without a sliding window, is refused at the start.",
 }
