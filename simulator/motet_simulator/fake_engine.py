@@ -27,7 +27,9 @@ from motet_runner.interface import (
     StepOutput,
 )
 from motet_runner.plan import (
+    HostAdapters,
     LoadArrived,
+    LoadedContents,
     LoadFailed,
     Planner,
     RowJoin,
@@ -36,6 +38,7 @@ from motet_runner.plan import (
     StepResult,
     preset_named,
 )
+from motet_runner.plan.host_adapters import BLOCK_BYTES
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.prompt_scores import PromptScores, places_to_score
 from motet_runner.planned_engine import PlannedEngine
@@ -96,6 +99,8 @@ class FakeEngine(PlannedEngine):
     load_steps: int = 1
     """How many iterations it takes to load an adapter."""
     host_pages: int = 64
+    host_adapters: int = 0
+    """How many adapters the host's memory keeps for their next load."""
     protect_after_steps: int = 1 << 30
     """The real engine waits for its supervisor for fewer steps. In a test the machine is slow and steps are short."""
     plan_ahead: int = 0
@@ -127,6 +132,8 @@ class FakeEngine(PlannedEngine):
             protect_after_steps=self.protect_after_steps,
             max_adapters=self.adapter_slots,
             pages_of_rank=lambda _: self.adapter_pages,
+            host_adapters=HostAdapters(self.host_adapters * BLOCK_BYTES, adapters=self.host_adapters),
+            bytes_of_rank=lambda _: BLOCK_BYTES,
         )
         self.costs = StepCosts(prefill_seconds_per_token=1e-5, swap_seconds_per_page=1e-5)
         self._worker = _FakeWorker(self)
@@ -210,6 +217,9 @@ class SlowEngines:
             engine.step_seconds = step_seconds
 
 
+_CONTENTS = LoadedContents(frozenset(), scales=False, from_slab=False)
+
+
 class _FakeWorker:
     """Knows of sequences only what plans say, as every worker."""
 
@@ -236,6 +246,8 @@ class _FakeWorker:
                 failed.append(LoadFailed(load.number, error))
             else:
                 self._steps_left[load.number] = self._engine.load_steps
+        left = [number for number in self._steps_left if number not in plan.loading]
+        left += [one.number for one in failed]
         under_way = {number: left - 1 for number, left in self._steps_left.items() if number in plan.loading}
         arrived = [number for number, left in under_way.items() if left <= 0]
         self._steps_left = {number: left for number, left in under_way.items() if left > 0}
@@ -245,7 +257,8 @@ class _FakeWorker:
                 number=plan.number,
                 sampled=tuple(token for token in sampled if token is not None),
                 prompt_logprobs={step.row: scores for step in plan.prefills if (scores := self._score(step))},
-                arrived=tuple(LoadArrived(number, self._engine.step_seconds) for number in arrived),
+                arrived=tuple(LoadArrived(number, self._engine.step_seconds, contents=_CONTENTS) for number in arrived),
+                left=tuple(left),
                 failed=tuple(failed),
             )
         )

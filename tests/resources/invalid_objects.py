@@ -424,6 +424,13 @@ BROKEN = [
     ),
     InvalidObject(
         "ServingPool",
+        "spec.engine.hostAdaptersMiB",
+        {"hostAdaptersMiB": 1, "backend": "vllm"},
+        "hostAdaptersMiB may not be set when backend is vllm",
+        at="spec.engine",
+    ),
+    InvalidObject(
+        "ServingPool",
         "spec.template.resources",
         {
             "model": {"uri": "file:///models/base"},

@@ -20,6 +20,7 @@ from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
 from motet_runner.adapters.proof import Proof
 from motet_runner.interface import EngineSequenceReport, OverflowAhead, ProofEnded, State
+from motet_runner.plan.host_adapters import BLOCK_BYTES
 from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.in_process_runner import in_process_runner, write_adapter
@@ -395,6 +396,35 @@ async def test_a_scheduler_that_takes_changes_is_told_only_what_has_changed(fold
             assert last.residency_told
             assert not last.resident
             assert last.ByteSize() < 200
+
+
+async def test_the_scheduler_learns_what_the_host_keeps_and_metrics_count_what_comes_from_there(folder):
+    address, _ = places(folder)
+    sources = [write_adapter(folder / f"a{n}", seed=n).as_uri() for n in range(3)]
+    small = functools.partial(FakeEngine, adapter_slots=1, host_adapters=2)
+    async with scheduler_at(address) as scheduler:
+        scheduler.takes_residency = True
+        async with (
+            in_process_runner(folder, scheduler=address, engine=small) as runner,
+            gateway_to(runner.address) as gateway,
+        ):
+            await until(lambda: scheduler.of("hello"))
+            for n, source in enumerate(sources):
+                scheduler.ensure(f"a{n}", source)
+            a, b, c = [(await scheduler.adapter(f"a{n}")).digest for n in range(3)]
+            disk, host = common_pb2.MEMORY_TIER_DISK, common_pb2.MEMORY_TIER_HOST
+            for number, digest in enumerate((a, b, a)):
+                await gateway.submit(str(number), adapter=digest)
+                await gateway.finished(str(number))
+            await until(lambda: held(scheduler) == {a: common_pb2.MEMORY_TIER_DEVICE, b: host, c: disk})
+            metrics = runner.service.loaded.metrics
+            value = lambda metric: metric._value.get()  # noqa: E731, SLF001
+            assert (value(metrics.adapter_loads), value(metrics.adapter_host_loads)) == (3, 1)
+            await until(lambda: value(metrics.host_adapters) == 2)
+            assert value(metrics.host_adapter_bytes) == 2 * BLOCK_BYTES
+            await gateway.submit("c", adapter=c)
+            await gateway.finished("c")
+            await until(lambda: held(scheduler) == {a: host, b: disk, c: common_pb2.MEMORY_TIER_DEVICE})
 
 
 def held(scheduler):

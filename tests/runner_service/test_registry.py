@@ -25,7 +25,7 @@ from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLeftHost, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
 from tests.support.adapter_fetches import settle, usual_sources
 from tests.support.in_process_runner import write_adapter
@@ -261,6 +261,27 @@ async def test_the_tier_follows_the_engines_events(setup):
     setup.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
     await setup.settled()  # its files are looked at again
     assert next(setup.adapters.residency.all()).tier == common_pb2.MEMORY_TIER_DISK
+
+
+async def test_an_adapter_that_the_host_keeps_is_there_once_it_has_left_the_device(setup):
+    one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
+    setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1, in_host=True))
+    assert one.tier == common_pb2.MEMORY_TIER_DEVICE
+    setup.adapters.on_evicted(AdapterEvicted(one.digest))
+    assert (one.stage, one.tier) == (common_pb2.ADAPTER_STAGE_HOST, common_pb2.MEMORY_TIER_HOST)
+    assert setup.adapters.for_request(one.digest) is one
+    assert setup.posted[-1] == LoadAdapter(one.digest, one.checked.layout), "it is not on the device"
+    setup.adapters.on_left_host(AdapterLeftHost(one.digest))
+    assert (one.stage, one.tier) == (common_pb2.ADAPTER_STAGE_CERTIFIED, common_pb2.MEMORY_TIER_DISK)
+    assert [change.tier for change in setup.adapters.residency.changes().resident] == [common_pb2.MEMORY_TIER_DISK]
+
+
+async def test_what_a_dropped_adapter_left_behind_is_not_said_of_the_next_one(setup):
+    one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
+    setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1, in_host=True))
+    setup.adapters.drop(one.digest)
+    again = await setup.ensure_digest(1, one.digest)
+    assert again.tier == common_pb2.MEMORY_TIER_DISK
 
 
 async def test_an_evicted_adapter_is_on_disk_also_by_a_report_from_before_that_is_sent_again(setup):

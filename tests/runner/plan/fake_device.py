@@ -13,6 +13,7 @@ from motet_runner.interface import Event, Finish, Logprobs, NewSequence, ProofEn
 from motet_runner.plan import (
     AdapterLoad,
     LoadArrived,
+    LoadedContents,
     LoadFailed,
     Planner,
     Preset,
@@ -24,6 +25,7 @@ from motet_runner.plan import (
     Wipe,
     preset_named,
 )
+from motet_runner.plan.host_adapters import BLOCK_BYTES
 from motet_runner.plan.prompt_scores import PromptScores, places_to_score
 
 VOCABULARY = 50
@@ -143,6 +145,11 @@ class FakeDevice:
         """Requests whose results are not numbers."""
         self.loads: dict[int, tuple[AdapterLoad, int]] = {}
         """Loads under way, and how many of its pages each has copied."""
+        self.kept: dict[int, Digest] = {}
+        """Which adapter is in a block of the host's memory for adapters"""
+        self.leaving: dict[int, AdapterLoad] = {}
+        """Loads that were given up, whose threads write to that memory for one plan more"""
+        self.read_from_disk: list[str] = []
         self.adapters: dict[str, int] = {}
         """Adapters that have arrived, and their pages."""
         self.loads_fail: set[str] = set()
@@ -220,6 +227,7 @@ class FakeDevice:
                 [None] * join.left_pages,
                 join.to_score,
             )
+        left = self._write_late(plan)
         arrived, failed = self._load_some(plan)
         silent = {number for number, (load, _) in self.loads.items() if load.digest in self.hung}
         new, self._silent = silent - self._silent, self._silent | silent
@@ -249,9 +257,27 @@ class FakeDevice:
             arrived=tuple(arrived),
             failed=tuple(failed),
             silent=tuple(new),
+            left=tuple(left),
             proved=proved,
         )
         self.launched.append((plan, result))
+
+    def _write_late(self, plan: StepPlan) -> list[int]:
+        """Threads of loads that were given up before the last plan write once more, and end."""
+        left = list(self.leaving)
+        for load in self.leaving.values():
+            self._write(load, load.layout.rank)
+        self.leaving = {
+            number: load
+            for number, (load, _) in self.loads.items()
+            if number not in plan.loading and load.host is not None
+        }
+        return left
+
+    def _write(self, load: AdapterLoad, count: int) -> None:
+        if load.host is not None and load.host.contents is None:
+            first = load.host.begin // BLOCK_BYTES
+            self.kept |= dict.fromkeys(range(first, first + count), load.digest)
 
     def _load_some(self, plan: StepPlan) -> tuple[list[LoadArrived], list[LoadFailed]]:
         """Copy one page of each adapter that loads, or in a hurry all of them."""
@@ -259,22 +285,38 @@ class FakeDevice:
         self.loads |= {load.number: (load, 0) for load in plan.loads}
         arrived, failed = [], []
         for number, (load, copied) in list(self.loads.items()):
-            if load.digest in self.loads_fail:
+            host = None if load.host is None else load.host.contents
+            if load.digest in self.loads_fail and host is None:
+                if load.host is not None:
+                    self.leaving[number] = load
                 failed.append(LoadFailed(number, AdapterError("its weights are damaged")))
                 del self.loads[number]
                 continue
             pages = load.layout.rank
-            until = copied if not self.disk_answers or load.digest in self.hung else pages if plan.hurry else copied + 1
+            answers = host is not None or (self.disk_answers and load.digest not in self.hung)
+            until = copied if not answers else pages if plan.hurry else copied + 1
+            self._write(load, until)
             for index in range(copied, until):
                 for offset in range(self.page_tokens):
                     self.memory[plan.loading[number] + index, offset] = (load.digest, index)
             self.loads[number] = load, until
             if until == pages:
                 del self.loads[number]
-                arrived.append(LoadArrived(number, 0.5))
+                contents = host or LoadedContents(frozenset([load.digest]), False, bool(load.layout.slab))
+                arrived.append(LoadArrived(number, 0.5, contents=None if load.host is None else contents))
                 self.adapters[load.digest] = pages
-                self.from_slab[load.digest] = bool(load.layout.slab)
+                self.from_slab[load.digest] = contents.from_slab
+                self._check_kept(load, contents)
+                if host is None:
+                    self.read_from_disk.append(load.digest)
         return arrived, failed
+
+    def _check_kept(self, load: AdapterLoad, contents: LoadedContents) -> None:
+        assert contents.linears == {load.digest}, "this is said of another adapter"
+        if load.host is not None:
+            first = load.host.begin // BLOCK_BYTES
+            found = {self.kept.get(block) for block in range(first, first + load.layout.rank)}
+            assert found == {load.digest}, "another adapter is in its place"
 
     def _prove_some(self, plan: StepPlan) -> ProofResult | None:
         """Do a part of the proof, or with a hurry all of them."""

@@ -12,8 +12,9 @@ from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterUnproved, Declined, MotetError
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, ProofEnded, State
-from motet_runner.plan import Planner
+from motet_runner.plan import HostAdapters, Planner
 from motet_runner.plan.adapter_proofs import MAX_PLANS_WAITED
+from motet_runner.plan.host_adapters import BLOCK_BYTES
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 from tests.runner.plan.test_resident_adapters import happened, here, know, state
 
@@ -324,9 +325,13 @@ def prove_from_slab(planner: Planner, *, meanwhile: bool = False, number: int = 
     return number
 
 
+@pytest.mark.parametrize("host_blocks", [0, 4])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_an_adapter_with_a_damaged_slab_is_loaded_from_its_files_and_proved_again(ahead: int) -> None:
-    planner = make_planner()
+def test_an_adapter_with_a_damaged_slab_is_loaded_from_its_files_and_proved_again(ahead: int, host_blocks: int) -> None:
+    """Also where the host's memory keeps what the slab held"""
+    planner = make_planner(
+        host_adapters=HostAdapters(host_blocks * BLOCK_BYTES), bytes_of_rank=lambda rank: rank * BLOCK_BYTES
+    )
     device = FakeDevice(planner, ahead=ahead)
     device.damaged_slabs = {"x"}
     prove_from_slab(planner)

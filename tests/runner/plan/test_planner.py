@@ -11,7 +11,8 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.adapters.proof import ProofOrder
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ProofEnded, ResumedNow, State, StateChanged
-from motet_runner.plan import preset_named
+from motet_runner.plan import HostAdapters, preset_named
+from motet_runner.plan.host_adapters import BLOCK_BYTES
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.plan.sequence_table import SequenceTable
 from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, adapter_layout, make_planner, new
@@ -313,6 +314,7 @@ class Runner(RuleBasedStateMachine):
     page_tokens = PAGE_TOKENS
     max_adapters, max_loads = 2, 2
     max_pages_beside = math.inf
+    host_blocks = 7
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,6 +324,8 @@ class Runner(RuleBasedStateMachine):
             max_adapters=self.max_adapters, max_loads=self.max_loads,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
             max_plans_waited=2, max_pages_beside=self.max_pages_beside,
+            host_adapters=HostAdapters(self.host_blocks * BLOCK_BYTES),
+            bytes_of_rank=lambda rank: rank * BLOCK_BYTES,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
         self.admitted: set[str] = set()

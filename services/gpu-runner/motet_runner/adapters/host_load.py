@@ -239,6 +239,8 @@ class KeptInHost:
 
     lacks_slab = False
     thread_ended = True
+    cpu_seconds = 0.0
+    memory = None
 
     def __init__(self, layout: RunLayout, run: torch.Tensor, contents: LoadedContents) -> None:
         self.layout = layout

@@ -155,7 +155,7 @@ class HostAdapters:
     def _make_room(self, size: int, may_leave: list[Digest]) -> tuple[int | None, list[Digest]]:
         """Where there is a gap of `size` bytes, and those that have left for it. None, without any change, if there
         would be none."""
-        if size > self.size or not self._would_fit(size, may_leave):
+        if not 0 < size <= self.size or not self._would_fit(size, may_leave):
             return None, []
         gone: list[Digest] = []
         while (begin := self._gap(size)) is None or len(self._kept) >= MAX_KEPT:

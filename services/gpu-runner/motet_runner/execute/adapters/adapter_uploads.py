@@ -182,9 +182,10 @@ class AdapterLoads:
                 host, place = loading.host, loading.load.host
                 del self._loading[number]
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
-                if isinstance(host, HostLoad):
+                if place is None:
+                    self._keep(host.memory)
+                if place is None or place.contents is None:
                     self.pace.loaded(host.layout.bytes, host.cpu_seconds)
-                    self._keep(host.memory if place is None else None)
                 contents = None if place is None else LoadedContents(host.linears, host.scales, host.from_slab)
                 seconds = self.clock() - loading.began
                 results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab, contents),)
