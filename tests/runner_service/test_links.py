@@ -417,7 +417,7 @@ async def test_the_scheduler_learns_what_the_host_keeps_and_metrics_count_what_c
                 await gateway.submit(str(number), adapter=digest)
                 await gateway.finished(str(number))
             await until(lambda: held(scheduler) == {a: common_pb2.MEMORY_TIER_DEVICE, b: host, c: disk})
-            metrics = runner.service.loaded.metrics
+            metrics = runner.service.metrics
             value = lambda metric: metric._value.get()  # noqa: E731, SLF001
             assert (value(metrics.adapter_loads), value(metrics.adapter_host_loads)) == (3, 1)
             await until(lambda: value(metrics.host_adapters) == 2)
