@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.domain import Digest
+from motet_runner.adapters.policy import frequency
 from motet_runner.interface import AdapterLeftHost, AdapterLoaded
 from motet_runner.plan import HostAdapters, LoadedContents, host_adapters
 from motet_runner.plan.host_adapters import BLOCK_BYTES
@@ -82,6 +83,31 @@ def test_old_uses_count_less() -> None:
     loads.load("a", uses=20)
     loads.load("b", uses=1000)
     assert loads.load("c", uses=15) == ["a"]
+
+
+def test_the_order_stays_when_all_numbers_of_uses_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frequency, "_LARGEST", 2.0)
+    loads = Loads(3)
+    for digest, uses in (("a", 30), ("b", 20), ("c", 40)):
+        loads.load(digest, uses=uses)
+    for _ in range(200):
+        for digest in "abc":
+            loads.host.used(Digest(digest))
+        loads.host.used(Digest("a"))
+    assert loads.load("d", uses=150) == ["b"]
+    assert loads.load("e", uses=400) == ["c"]
+
+
+def test_a_gap_that_is_not_where_the_last_one_left_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One leaves because there are too many, another gap is large enough, and stays so when its neighbour leaves."""
+    loads = Loads(6)
+    for digest in "abc":
+        loads.load(digest)
+    monkeypatch.setattr(host_adapters, "MAX_KEPT", 2)
+    assert loads.load("d", 3) == ["a", "b"]
+    assert loads.kept == {"c", "d"}
+    monkeypatch.setattr(host_adapters, "MAX_KEPT", 1)
+    assert loads.load("e", 1, uses=2) == ["c", "d"]
 
 
 def test_what_sequences_wait_for_stays() -> None:

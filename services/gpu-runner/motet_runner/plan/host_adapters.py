@@ -8,9 +8,8 @@ Those that few requests use leave first, as in the disk cache, and none leaves f
 sequences wait for stay, and those that the platform wants resident (`minReplicas`) leave only for each other.
 """
 
-from bisect import bisect, insort
-from collections import OrderedDict
-from collections.abc import Callable
+from bisect import bisect, bisect_left, insort
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.plan.step_plan import HostCopy, LoadedContents
 
 MAX_KEPT = 4096
-"""How many adapters are kept at most: to choose which one leaves takes time for each."""
+"""How many adapters are kept at most. Each of them takes time when one is to leave, if all that may is too small."""
 
 BLOCK_BYTES = 4096
 
@@ -34,6 +33,10 @@ class _Kept:
     """None: it is on its way, or was given up."""
     loads: int = 0
     """The number of the load that reads it from the disk, or copies it to the device. 0: none"""
+    turn: int = 0
+    """The number of its last load"""
+    rank: tuple[float, int, Digest] | None = None
+    """Its entry in the order in which they leave"""
 
 
 class HostAdapters:
@@ -45,8 +48,9 @@ class HostAdapters:
         self.bytes = 0
         """Of all that have a place, also of those on their way"""
         self._frequency = Frequency(min(adapters, MAX_KEPT))
-        self._kept: OrderedDict[Digest, _Kept] = OrderedDict()
-        """The one whose load is the longest ago comes first."""
+        self._kept: dict[Digest, _Kept] = {}
+        self._ranks: list[tuple[float, int, Digest]] = []
+        """How often each was used, and the number of its last load: those that leave first come first."""
         self._leaving: dict[int, _Kept] = {}
         """Loads whose threads may still write, though nobody waits for them: number → their places"""
         self._free = [(0, size)] if size else []
@@ -59,8 +63,13 @@ class HostAdapters:
 
     def used(self, digest: Digest) -> None:
         """A request uses the adapter."""
-        if self.size:
-            self._frequency.used(digest)
+        if not self.size:
+            return
+        self._frequency.used(digest)
+        if (kept := self._kept.get(digest)) is not None and kept.rank is not None:
+            began_anew = self._frequency.of(digest) < kept.rank[0]  # all numbers are smaller now
+            for one in [*self._kept] if began_anew else (digest,):
+                self._rank(one, self._kept[one])
 
     def begin(
         self, number: int, digest: Digest, size: int, *, awaited: AbstractSet[Digest], pinned: IsPinned
@@ -71,13 +80,13 @@ class HostAdapters:
         gone: list[Digest] = []
         if kept is None:
             size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
-            begin, gone = self._make_room(size, self._less_used(digest, awaited, pinned))
+            begin, gone = self._make_room(size, self._may_leave(digest, awaited, pinned))
             if begin is None:
                 return None, gone
             self._take(begin, size)
             kept = self._kept[digest] = _Kept(begin, size)
-        kept.loads = number
-        self._kept.move_to_end(digest)
+        kept.loads = kept.turn = number
+        self._rank(digest, kept)
         return HostCopy(kept.begin, kept.contents), gone
 
     def arrived(self, digest: Digest, contents: LoadedContents | None) -> None:
@@ -99,23 +108,22 @@ class HostAdapters:
             return
         number, kept.loads = kept.loads, 0
         if kept.contents is None:
-            del self._kept[digest]
-            self._leaving[number] = kept
+            self._leaving[number] = self._leave(digest)
 
     def ended(self, number: int) -> None:
         """The thread of a load that was given up has ended."""
         kept = self._leaving.pop(number, None)
         if kept is not None:
-            self._give(kept)
+            self._free_place(kept)
 
     def drop(self, digest: Digest) -> bool:
         """The adapter is gone, or what its slab holds is wrong. → whether it was kept. Not while it loads."""
-        kept = self._kept.pop(digest, None)
-        if kept is None:
+        if digest not in self._kept:
             return False
+        kept = self._leave(digest)
         assert not kept.loads, digest
         self.adapters -= kept.contents is not None
-        self._give(kept)
+        self._free_place(kept)
         return kept.contents is not None
 
     def check(self, loading: dict[Digest, int]) -> None:
@@ -132,6 +140,8 @@ class HostAdapters:
         assert end == self.size, spans
         for begin, size in self._free:
             assert all(begin + size != other for other, _ in self._free), self._free
+        assert self._ranks == sorted(self._ranks), self._ranks
+        assert {digest for _, _, digest in self._ranks} == self._kept.keys(), (self._ranks, self._kept)
         assert len(self._kept) <= MAX_KEPT, len(self._kept)
         for digest, kept in self._kept.items():
             assert kept.loads == loading.get(digest, 0), (digest, kept)
@@ -139,60 +149,67 @@ class HostAdapters:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _less_used(self, digest: Digest, awaited: AbstractSet[Digest], pinned: IsPinned) -> list[Digest]:
+    def _may_leave(self, digest: Digest, awaited: AbstractSet[Digest], pinned: IsPinned) -> Iterator[Digest]:
         """Those that may leave for this adapter, in this order"""
         last, most = pinned(digest), self._frequency.of(digest)
-        others: list[Digest] = []
-        kept: list[Digest] = []
-        for one, place in self._kept.items():
-            if not place.loads and one not in awaited:
-                (kept if pinned(one) else others).append(one)
-        others.sort(key=self._frequency.of)
-        if last:
-            return others + [one for one in sorted(kept, key=self._frequency.of) if self._frequency.of(one) <= most]
-        return others[: bisect(others, most, key=self._frequency.of)]
+        for leaves_last in (False, True) if last else (False,):
+            for uses, _, one in self._ranks:
+                if uses > most and last is leaves_last:
+                    break
+                if pinned(one) is leaves_last and not self._kept[one].loads and one not in awaited:
+                    yield one
 
-    def _make_room(self, size: int, may_leave: list[Digest]) -> tuple[int | None, list[Digest]]:
+    def _make_room(self, size: int, may_leave: Iterator[Digest]) -> tuple[int | None, list[Digest]]:
         """Where there is a gap of `size` bytes, and those that have left for it. None, without any change, if there
         would be none."""
-        if not 0 < size <= self.size or not self._would_fit(size, may_leave):
+        if not 0 < size <= self.size:
             return None, []
-        gone: list[Digest] = []
-        while (begin := self._gap(size)) is None or len(self._kept) >= MAX_KEPT:
-            gone.append(may_leave[len(gone)])
-            self.drop(gone[-1])
+        free, gone = [*self._free], list[Digest]()
+        begin = next((begin for begin, length in free if length >= size), None)
+        while begin is None or len(self._kept) - len(gone) >= MAX_KEPT:
+            if (one := next(may_leave, None)) is None:
+                return None, []
+            gone.append(one)
+            start, length = _give(free, self._kept[one])
+            if begin is None or start <= begin < start + length:
+                begin = start if length >= size else None
+        for one in gone:
+            self.drop(one)
         return begin, gone
 
-    def _would_fit(self, size: int, may_leave: list[Digest]) -> bool:
-        if len(self._kept) - len(may_leave) >= MAX_KEPT:
-            return False
-        if self._gap(size) is not None:
-            return True
-        leaving = ((self._kept[one].begin, self._kept[one].size) for one in may_leave)
-        largest = length = end = 0
-        for begin, more in sorted([*self._free, *leaving]):
-            length = length + more if begin == end else more
-            end = begin + more
-            largest = max(largest, length)
-        return largest >= size
-
-    def _gap(self, size: int) -> int | None:
-        return next((begin for begin, length in self._free if length >= size), None)
+    def _free_place(self, kept: _Kept) -> None:
+        _give(self._free, kept)
+        self.bytes -= kept.size
 
     def _take(self, begin: int, size: int) -> None:
-        place = next(index for index, (start, _) in enumerate(self._free) if start == begin)
+        place = bisect(self._free, (begin, 0))
         length = self._free.pop(place)[1]
         if length > size:
             self._free.insert(place, (begin + size, length - size))
         self.bytes += size
 
-    def _give(self, kept: _Kept) -> None:
-        begin, size = kept.begin, kept.size
-        self.bytes -= size
-        after = bisect(self._free, (begin, 0))
-        if after < len(self._free) and self._free[after][0] == begin + size:
-            size += self._free.pop(after)[1]
-        if after and sum(self._free[after - 1]) == begin:
-            before, length = self._free.pop(after - 1)
-            begin, size = before, length + size
-        insort(self._free, (begin, size))
+    def _rank(self, digest: Digest, kept: _Kept) -> None:
+        """By its uses, and by its last load"""
+        if kept.rank is not None:
+            del self._ranks[bisect_left(self._ranks, kept.rank)]
+        kept.rank = self._frequency.of(digest), kept.turn, digest
+        insort(self._ranks, kept.rank)
+
+    def _leave(self, digest: Digest) -> _Kept:
+        kept = self._kept.pop(digest)
+        assert kept.rank is not None
+        del self._ranks[bisect_left(self._ranks, kept.rank)]
+        return kept
+
+
+def _give(free: list[tuple[int, int]], kept: _Kept) -> tuple[int, int]:
+    """→ the gap that its place is part of now"""
+    begin, size = kept.begin, kept.size
+    after = bisect(free, (begin, 0))
+    if after < len(free) and free[after][0] == begin + size:
+        size += free.pop(after)[1]
+    if after and sum(free[after - 1]) == begin:
+        begin, length = free.pop(after - 1)
+        size += length
+    insort(free, (begin, size))
+    return begin, size
