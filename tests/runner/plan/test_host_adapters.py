@@ -218,6 +218,36 @@ def test_the_place_of_a_load_that_was_given_up_is_nobodys_until_its_thread_has_e
     assert planner.adapters.host.bytes == 0
 
 
+@pytest.mark.parametrize(("often", "left"), [("x", "y"), ("y", "x")])
+def test_each_request_is_a_use(often: str, left: str) -> None:
+    planner = make_planner(
+        max_adapters=1, host_adapters=HostAdapters(4 * BLOCK_BYTES), bytes_of_rank=lambda rank: rank * BLOCK_BYTES
+    )
+    device = FakeDevice(planner)
+    for adapter in "xyz":
+        planner.commands.load_adapter(Digest(adapter), adapter_layout(2))
+    for number, adapter in enumerate(["x", "y", often, often, often, "z", "z"]):
+        planner.commands.add(new(f"r{number}", adapter=adapter))
+    device.run()
+    assert [event.digest for event in device.events if isinstance(event, AdapterLeftHost)] == [left]
+
+
+def test_what_arrives_after_it_was_given_up_leaves_its_place() -> None:
+    planner = make_planner(host_adapters=HostAdapters(4 * BLOCK_BYTES), bytes_of_rank=lambda rank: rank * BLOCK_BYTES)
+    device = FakeDevice(planner)
+    planner.commands.load_adapter(Digest("x"), adapter_layout(2))
+    plan = planner.plan()
+    assert plan is not None
+    device.launch(plan)
+    _, result = device.launched.popleft()
+    assert [one.number for one in result.arrived] == [load.number for load in plan.loads]
+    planner.commands.drop_adapter(Digest("x"))
+    planner.plan()
+    assert planner.adapters.host.bytes == 2 * BLOCK_BYTES
+    planner.collect(result)
+    assert planner.adapters.host.bytes == 0
+
+
 class History(RuleBasedStateMachine):
     """Any order of loads, ends, failures and uses. Each thread writes wherever its load has a place, until it ends."""
 

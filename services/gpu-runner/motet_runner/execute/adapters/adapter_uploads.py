@@ -189,9 +189,12 @@ class AdapterLoads:
                 contents = None if place is None else LoadedContents(host.linears, host.scales, host.from_slab)
                 seconds = self.clock() - loading.began
                 results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab, contents),)
-        left = [one for one in self._leaving if one.host.thread_ended]
-        self._leaving = [one for one in self._leaving if one not in left]
-        results.left += tuple(one.load.number for one in left)
+        leaving, self._leaving = self._leaving, []
+        for one in leaving:
+            if one.host.thread_ended:
+                results.left += (one.load.number,)
+            else:
+                self._leaving.append(one)
         results.proved = self._prove(proof, hurry=hurry)
         return results
 
