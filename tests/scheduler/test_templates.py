@@ -6,8 +6,9 @@ from motet.held_templates import MAX_HELD_TEMPLATES
 from motet.runner_info import Failure, Tier
 from motet_scheduler.conversion import read_certificate, read_held
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import TEMPLATES_AT_ONCE
+from motet_scheduler.policy.adapters import MAX_TEMPLATES_DECIDED, TEMPLATES_AT_ONCE
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
+from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
 from tests.scheduler.test_proofs import news
@@ -106,6 +107,84 @@ def test_no_load_on_a_runner_that_refuses_the_adapter_however_many_do():
             news(driver, name)
     held(driver, PIRATE)
     assert [one.instance for one in loads(driver)] == [asked.instance]
+
+
+def test_another_runner_gets_it_if_the_one_that_has_its_files_gives_no_template():
+    """It is of an earlier version, say, and does not know of templates."""
+    driver = serving()
+    driver.attach("r1")
+    driver.attach("r2")
+    driver.report("r0", resident={PIRATE: Tier.DISK})
+    held(driver, PIRATE)
+    assert not loads(driver), "the gateway may find it there"
+    asked = []
+    for _ in range(4):
+        driver.wait(driver.scheduler.state.config.load_retry)
+        for order in loads(driver):
+            asked.append(order.instance)
+            done = {"stage": AdapterStage.DEVICE, "ordered_stage": AdapterStage.DEVICE, "order": order.order}
+            driver.certify(certificate=with_template(), instance=order.instance, **done)
+            driver.report(order.instance, resident={PIRATE: Tier.DEVICE})
+            assert not loads(driver), "the gateway may find it there now"
+    assert asked == ["r1", "r2"]
+
+
+def test_a_runner_that_comes_is_asked_at_once():
+    driver = serving()
+    driver.detach("r0")
+    held(driver, PIRATE)
+    driver.wait(0.1)
+    assert not loads(driver)
+    driver.attach("r1")
+    assert [order.instance for order in loads(driver)] == ["r1"]
+
+
+def test_of_what_many_wait_for_little_is_looked_at_with_each_event(monkeypatch):
+    digests = [Digest(f"sha256:{number:064x}") for number in range(300)]
+    driver = ready()
+    for number in range(3):
+        driver.attach(f"r{number}")
+    driver.state(*(adapter(f"a{number}") for number in range(len(digests))))
+    for number, digest in enumerate(digests):
+        driver.certify(f"a{number}", digest, certificate=with_template(digest))
+    looked = []
+    awaited = Runner.load_is_awaited
+    monkeypatch.setattr(Runner, "load_is_awaited", lambda self, *about: looked.append(0) or awaited(self, *about))
+    held(driver, *digests)
+    assert len(loads(driver)) <= 3 * TEMPLATES_AT_ONCE
+    assert len(looked) <= 2 * 3 * MAX_TEMPLATES_DECIDED
+    driver.wait(0.1)
+    driver.wait(0.1)
+    looked.clear()
+    for _ in range(10):
+        driver.certify("a0", digests[0], certificate=None, stage=AdapterStage.NONE, failure=FAILURE)
+    assert len(looked) <= 10 * 3, "of the one that has changed"
+
+
+def test_all_of_many_are_loaded_in_the_end():
+    digests = [Digest(f"sha256:{number:064x}") for number in range(MAX_TEMPLATES_DECIDED + 20)]
+    names = {digest: f"a{number}" for number, digest in enumerate(digests)}
+    driver = ready()
+    driver.attach("r0")
+    driver.state(*map(adapter, names.values()))
+    for digest, name in names.items():
+        driver.certify(name, digest, certificate=with_template(digest))
+    held(driver, *digests)
+    waiting, resident = loads(driver), {}
+    while waiting:
+        order = waiting.pop(0)
+        digest = Digest(order.expected_digest)
+        assert digest not in resident
+        done = {"stage": AdapterStage.DEVICE, "ordered_stage": AdapterStage.DEVICE, "order": order.order}
+        driver.certify(names[digest], digest, **done)
+        waiting += loads(driver)
+        resident[digest] = Tier.DEVICE
+        driver.report("r0", resident=dict(resident))
+        waiting += loads(driver)
+        driver.wait(0.1)
+        waiting += loads(driver)
+        assert len(waiting) <= TEMPLATES_AT_ONCE
+    assert resident.keys() == set(digests)
 
 
 def test_a_load_that_fails_is_tried_again_only_while_a_gateway_waits():
