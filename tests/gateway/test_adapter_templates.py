@@ -10,10 +10,9 @@ import pytest
 from motet.adapter_template import AdapterTemplate, digest_of_template
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, Overloaded
-from motet.held_templates import MAX_OF_NAMESPACE
 from motet_gateway import assets
-from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds, TemplateOwner
-from motet_gateway.held_requests import HeldRequests
+from motet_gateway.asset_searches import Owner
+from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds
 from motet_gateway.tokens import namespace_turns
 from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.own_template import OwnTemplate
@@ -295,18 +294,6 @@ async def test_only_so_many_conversations_of_a_namespace_wait(monkeypatch: pytes
         assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
 
 
-def test_one_namespace_has_a_part_of_the_templates_that_are_asked_for() -> None:
-    held = HeldRequests(lambda: None, lambda: 0.0)
-    for number in range(MAX_OF_NAMESPACE + 5):
-        held.template_missing(f"sha256:{number}", GROUP, "greedy")
-    held.template_missing("sha256:other", GROUP, "modest")
-    assert len(held.templates()[GROUP]) == MAX_OF_NAMESPACE + 1
-    assert "sha256:other" in held.templates()[GROUP]
-    held.template_found("sha256:0")
-    held.template_missing("sha256:new", GROUP, "greedy")
-    assert "sha256:new" in held.templates()[GROUP]
-
-
 # --------------------------------------------------------------------------------------------------------------- bounds
 
 
@@ -323,13 +310,21 @@ def kind(**bounds: Any) -> AssetKind[OwnTemplate]:
     )
 
 
+def store_in(folder: Path, cluster: FakeServices, **bounds: Any) -> AssetStore[OwnTemplate]:
+    return AssetStore(
+        folder,
+        lambda: None,
+        network=REAL.network,
+        kind=kind(**bounds),
+        addresses=lambda group: [runner.address for runner in cluster.runners] if group == GROUP else [],
+    )
+
+
 async def fetch(store: AssetStore[OwnTemplate], cluster: FakeServices, text: str, namespace: str) -> str:
     content, adapter = AdapterTemplate(text=text).encode(), f"sha256:{namespace}"
     digest = digest_of_template(content)
-    runner = cluster.runners[0]
-    runner.templates[adapter, digest] = content
-    owner = TemplateOwner(adapter, namespace, missing=lambda: None, over=lambda: None)
-    store.fetch(digest, lambda: [runner.address], owner=owner)
+    cluster.runners[0].templates[adapter, digest] = content
+    store.fetch(digest, Owner(GROUP, adapter, namespace))
     await eventually(lambda: store.get(digest) is not None)
     return digest
 
@@ -337,8 +332,8 @@ async def fetch(store: AssetStore[OwnTemplate], cluster: FakeServices, text: str
 async def test_templates_of_one_namespace_leave_memory_for_those_of_others(
     cluster: FakeServices, tmp_path: Path
 ) -> None:
-    own = kind(kept_bytes=40_000, kept_bytes_of_namespace=8_000, disk_entries=1000, disk_bytes=1 << 20)
-    store = AssetStore(tmp_path, lambda: None, network=REAL.network, kind=own)
+    bounds = {"kept_bytes": 40_000, "kept_bytes_of_namespace": 8_000, "disk_entries": 1000, "disk_bytes": 1 << 20}
+    store = store_in(tmp_path, cluster, **bounds)
     first = await fetch(store, cluster, "a" * 500, "modest")
     many = [await fetch(store, cluster, f"{number}" * 500, "greedy") for number in range(10, 20)]
     assert store.get(first) is not None
@@ -346,7 +341,7 @@ async def test_templates_of_one_namespace_leave_memory_for_those_of_others(
     assert kept == many[-len(kept) :], "those that were wanted last"
     assert 1 <= len(kept) <= 3
     asked = cluster.runners[0].asset_requests
-    store.fetch(many[0], lambda: [cluster.runners[0].address])
+    store.fetch(many[0], Owner(GROUP))
     await eventually(lambda: store.get(many[0]) is not None)
     assert cluster.runners[0].asset_requests == asked, "it is on the disk"
     await store.close()
@@ -356,7 +351,7 @@ async def test_the_disk_has_a_bounded_number_of_templates(
     cluster: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assets, "TIDY_SECONDS", 0.0)
-    store = AssetStore(tmp_path, lambda: None, network=REAL.network, kind=kind(disk_entries=4, disk_bytes=1 << 20))
+    store = store_in(tmp_path, cluster, disk_entries=4, disk_bytes=1 << 20)
     found = [await fetch(store, cluster, f"text {number}", "a") for number in range(9)]
     await eventually(lambda: len([*tmp_path.iterdir()]) <= 5)
     assert all(store.get(digest) is not None for digest in found), "in memory they stay"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,32 @@ from motet.digest import ASSET_FILES, asset_digest, hex_of
 from motet.errors import MotetError
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import assets
+from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import MODEL_ASSETS, AssetStore
 from motet_gateway.tokens.text_model import ModelTokenizer
-from testbed.fake_services import FakeServices, assets_digest, fake_services, model_assets
+from testbed.fake_services import GROUP, FakeRunner, FakeServices, assets_digest, fake_services, model_assets
 from tests.common.waiting import until
+
+OWNER, NOWHERE = Owner(GROUP), Owner("default/nowhere")
+
+
+def store_in(folder: Path, changed: Callable[[], None], runners: Sequence[FakeRunner]) -> AssetStore[ModelTokenizer]:
+    """`runners`: of the group"""
+    return AssetStore(
+        folder,
+        changed,
+        network=GrpcNetwork(),
+        kind=MODEL_ASSETS,
+        addresses=lambda group: [runner.address for runner in runners] if group == GROUP else [],
+    )
 
 
 async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_path: Path) -> None:
     digest = asset_digest(tmp_path)
     (tmp_path / hex_of(digest)).mkdir()
     loaded = []
-    store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
-    store.fetch(digest, list)
+    store = store_in(tmp_path, lambda: loaded.append(True), [])
+    store.fetch(digest, NOWHERE)
     await until(lambda: loaded)
     depths = set()
     for _ in range(3):
@@ -40,18 +55,18 @@ async def test_files_that_could_not_be_used_are_tried_again_later_and_not_with_e
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         loaded: list[bool] = []
-        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
+        store = store_in(tmp_path, lambda: loaded.append(True), cluster.runners)
         with monkeypatch.context() as full:
             full.setattr(ModelTokenizer, "from_folder", lambda _: (_ for _ in ()).throw(OSError("no space")))
-            store.fetch(runner.asset_digest, lambda: [runner.address])
+            store.fetch(runner.asset_digest, OWNER)
             await until(lambda: loaded)
-            store.fetch(runner.asset_digest, lambda: [runner.address])
+            store.fetch(runner.asset_digest, OWNER)
             with pytest.raises(MotetError, match="no space"):
                 store.get(runner.asset_digest)
         await asyncio.sleep(0.3)
         assert store.get(runner.asset_digest) is None
         assert len(loaded) == 1
-        store.fetch(runner.asset_digest, lambda: [runner.address])
+        store.fetch(runner.asset_digest, OWNER)
         await until(lambda: store.get(runner.asset_digest))
         await store.close()
 
@@ -64,17 +79,17 @@ async def test_what_nothing_wants_any_more_is_not_asked_for_or_kept(
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         ended: list[bool] = []
-        store = AssetStore(tmp_path, lambda: ended.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
-        store.fetch("sha256:" + "0" * 64, lambda: [runner.address])
-        store.fetch(runner.asset_digest, lambda: [runner.address])
+        store = store_in(tmp_path, lambda: ended.append(True), cluster.runners)
+        store.fetch("sha256:" + "0" * 64, OWNER)
+        store.fetch(runner.asset_digest, OWNER)
         await until(lambda: len(ended) == 2)
-        store.fetch(runner.asset_digest, list)
+        store.fetch(runner.asset_digest, NOWHERE)
         store.forget_unwanted()
         assert store.get(runner.asset_digest) is not None
         await asyncio.sleep(0.4)
         store.forget_unwanted()
         assert store.get(runner.asset_digest) is None
-        store.fetch(runner.asset_digest, list)
+        store.fetch(runner.asset_digest, NOWHERE)
         await until(lambda: store.get(runner.asset_digest))
         await store.close()
 
@@ -84,7 +99,7 @@ async def test_files_that_nobody_has_used_for_long_leave_the_disk(tmp_path: Path
     async with fake_services() as cluster:
         (runner,) = cluster.runners
         loaded: list[bool] = []
-        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
+        store = store_in(tmp_path, lambda: loaded.append(True), cluster.runners)
         folders = []
         for content, age in (("old", 1e9), ("new", 0.0), ("used", 1e9)):
             (tmp_path / content).mkdir()
@@ -93,8 +108,8 @@ async def test_files_that_nobody_has_used_for_long_leave_the_disk(tmp_path: Path
             folders.append((tmp_path / content).rename(tmp_path / hex_of(digest)))
             os.utime(folders[-1], (time.time() - age,) * 2)
         _, new, used = folders
-        store.fetch(digest, list)
-        store.fetch(runner.asset_digest, lambda: [runner.address])
+        store.fetch(digest, NOWHERE)
+        store.fetch(runner.asset_digest, OWNER)
         await until(lambda: loaded[1:])
         assert {*tmp_path.iterdir()} == {new, used, tmp_path / hex_of(runner.asset_digest)}
         assert time.time() - used.stat().st_mtime < 100
@@ -112,15 +127,15 @@ async def test_files_that_are_used_stay_on_the_disk(tmp_path: Path, monkeypatch:
             os.utime(folder, (0, 0))
         # A fetch that gets nothing removes nothing.
         loaded: list[bool] = []
-        another = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork(), kind=MODEL_ASSETS)
+        another = store_in(tmp_path, lambda: loaded.append(True), cluster.runners)
         monkeypatch.setattr(assets, "UNWANTED_SECONDS", 0.1)
-        another.fetch("sha256:" + "0" * 64, list)
+        another.fetch("sha256:" + "0" * 64, NOWHERE)
         await until(lambda: loaded)
         assert kept.exists()
         assert other.exists()
         monkeypatch.setattr(assets, "UNWANTED_SECONDS", 600.0)
         await fetched(cluster, tmp_path)
-        another.fetch("sha256:" + "0" * 64, lambda: [runner.address])
+        another.fetch("sha256:" + "0" * 64, OWNER)
         await until(lambda: not other.exists())
         assert kept.exists()
         await another.close()
@@ -138,10 +153,10 @@ async def test_what_a_killed_gateway_has_left_of_a_fetch_is_removed(tmp_path: Pa
     assert under_way.exists()
 
 
-async def fetched(cluster: FakeServices, folder: Path) -> AssetStore:
+async def fetched(cluster: FakeServices, folder: Path) -> AssetStore[ModelTokenizer]:
     loaded = asyncio.Event()
-    store = AssetStore(folder, loaded.set, network=GrpcNetwork(), kind=MODEL_ASSETS)
-    store.fetch(cluster.runners[-1].asset_digest, lambda: [runner.address for runner in cluster.runners])
+    store = store_in(folder, loaded.set, cluster.runners)
+    store.fetch(cluster.runners[-1].asset_digest, OWNER)
     await until(loaded.is_set)
     await store.close()
     return store

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from motet.asset_fields import check_asset_files
 from motet.digest import asset_digest, hex_of
 from motet.errors import Internal, ModelFolderError
 from motet.transport.over_grpc import GrpcNetwork
+from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import MODEL_ASSETS, AssetStore
 from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import model_assets
@@ -86,9 +86,8 @@ async def test_requests_for_a_model_that_cannot_be_used_get_an_error_at_once(
     digest = asset_digest(folder)
     folder.rename(folder.parent / hex_of(digest))
     ended = asyncio.Event()
-    store = AssetStore(folder.parent, ended.set, network=GrpcNetwork(), kind=MODEL_ASSETS)
-    nowhere: Callable[[], list[str]] = list
-    store.fetch(digest, nowhere)
+    store = AssetStore(folder.parent, ended.set, network=GrpcNetwork(), kind=MODEL_ASSETS, addresses=lambda _: [])
+    store.fetch(digest, Owner("default/nowhere"))
     async with asyncio.timeout(PATIENCE_S):
         await ended.wait()
     with pytest.raises(Internal, match=r"temperature must be|nobody thought of this"):

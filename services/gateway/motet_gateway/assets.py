@@ -6,16 +6,16 @@ So the gateway needs no model folder, and after a restart it needs no runner eit
 
 import asyncio
 import contextlib
-import itertools
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -26,6 +26,7 @@ from motet.errors import Internal, MotetError, SetupError
 from motet.rpc import Backoff
 from motet.transport import CallFailed, Network, StatusCode
 from motet.transport.methods import ASSETS
+from motet_gateway.asset_searches import Owner, Search, Searches
 from motet_gateway.tokens.own_template import OwnTemplate
 from motet_gateway.tokens.text_model import ModelTokenizer
 
@@ -44,8 +45,6 @@ MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 TEMPLATE = "template.json"
 TIDY_SECONDS = 60.0
-MAX_OWNERS = 8
-"""Adapters that are named to runners for one template: many may have the same one."""
 
 Asset = TypeVar("Asset")
 
@@ -61,20 +60,10 @@ class Bounds:
     disk_bytes: float = math.inf
     disk_entries: float = math.inf
     at_once: int = 64
-    """Fetches"""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateOwner:
-    """An adapter that has the chat template."""
-
-    adapter: str
-    """Its digest"""
-    namespace: str
-    missing: Callable[[], None]
-    """Called when no runner has it"""
-    over: Callable[[], None]
-    """Called when it is there, or nobody wants it any more"""
+    """How many runners are asked"""
+    at_once_of_namespace: int = 64
+    unwanted_seconds: float = math.inf
+    """For so long what no request has wanted is asked for. Those that wait are made to say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +106,48 @@ TEMPLATES = AssetKind(
         kept_bytes_of_namespace=8 << 20,
         disk_bytes=256 << 20,
         disk_entries=4096,
-        at_once=8,
+        at_once=16,
+        at_once_of_namespace=4,
+        unwanted_seconds=60.0,
     ),
 )
 
 
 class AssetStore(Generic[Asset]):
-    """`get` never waits. `fetch` starts at most one fetch per digest and calls `changed` when it has ended."""
+    """`get` never waits. `fetch` begins at most one search for each owner of a digest, and calls `changed` when it has
+    ended."""
 
-    def __init__(self, folder: Path, changed: Callable[[], None], *, network: Network, kind: AssetKind[Asset]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        changed: Callable[[], None],
+        *,
+        network: Network,
+        kind: AssetKind[Asset],
+        addresses: Callable[[str], Iterable[str]],
+        missing: Callable[[Mapping[str, list[str]]], None] = lambda _: None,
+    ) -> None:
+        """`addresses`: of a group's runners. `missing` is told, by group, the digests of adapters whose assets no
+        runner has, whenever they change."""
         self._network = network
         self._folder = folder
         self._changed = changed
         self._kind = kind
+        self._addresses = addresses
+        self._missing = missing
         self._models: dict[str, Asset] = {}
         self._sizes: dict[str, tuple[str, int]] = {}
         """Of these: namespace and bytes"""
-        self._owners: dict[str, dict[str, TemplateOwner]] = {}
-        """Of what is being fetched"""
+        self._searches = Searches()
+        self._tasks: dict[Search, asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(kind.bounds.at_once)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By namespace"""
+        self._called = -math.inf
+        """When those that wait were last made to say what they want"""
         self._tidied = -math.inf
         self._failures: dict[str, tuple[float, MotetError]] = {}
         """With the time from which on a fetch may try again."""
-        self._fetching: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, float] = {}
         """When each was wanted last: no runner may have the files of a base model that an adapter names."""
 
@@ -152,45 +160,32 @@ class AssetStore(Generic[Asset]):
             self._wanted[digest] = asyncio.get_running_loop().time()
         return found
 
-    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]], *, owner: TemplateOwner | None = None) -> None:
-        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again. `owner`: the
-        adapter that it belongs to; None: it is a base model's."""
-        self._wanted[digest] = asyncio.get_running_loop().time()
-        if owner is not None:
-            owners = self._owners.setdefault(digest, {})
-            if len(owners) < MAX_OWNERS:
-                owners.setdefault(owner.adapter, owner)
-        if digest and digest not in self._models and digest not in self._fetching and self._failure(digest) is None:
-            task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
-            self._fetching[digest] = task
-            task.add_done_callback(lambda _: self._fetching.pop(digest, None))
+    def fetch(self, digest: str, owner: Owner) -> None:
+        """Load it from disk or from the first runner of this owner's group that sends it."""
+        now = self._wanted[digest] = asyncio.get_running_loop().time()
+        if digest and digest not in self._models and self._failure(digest) is None:
+            search = self._searches.want(digest, owner, now)
+            if search is not None:
+                self._tasks[search] = asyncio.create_task(self._search(search), name=f"assets {digest[:19]}")
 
     def forget_unwanted(self) -> None:
         """What is wanted again later is read from the disk."""
-        for digest in [one for one in self._wanted if self._unwanted(one) and one not in self._fetching]:
+        now, searched = asyncio.get_running_loop().time(), {search.digest for search in self._tasks}
+        for digest in [one for one, at in self._wanted.items() if now - at > UNWANTED_SECONDS and one not in searched]:
             del self._wanted[digest]
             self._drop(digest)
-            self._owners.pop(digest, None)
             self._failures.pop(digest, None)
 
     async def close(self) -> None:
-        tasks = list(self._fetching.values())
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
-        folder = self._folder / _name_of(digest)
+    async def _search(self, search: Search) -> None:
+        digest = search.digest
         try:
-            while True:
-                is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
-                if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
-                    return
-                with contextlib.suppress(FileNotFoundError):  # another gateway has tidied the disk since
-                    self._keep(digest, await asyncio.to_thread(self._kind.read, folder))
-                    break
-            self._failures.pop(digest, None)
-            log.info("assets_ready", digest=digest)
+            await self._load(search, self._folder / _name_of(digest))
         except MotetError as error:
             self._failed(digest, error)
             log.error("assets_invalid", digest=digest, reason=error.message)
@@ -198,14 +193,33 @@ class AssetStore(Generic[Asset]):
             self._failed(digest, Internal(f"the model's files cannot be used: {type(error).__name__}: {error}"))
             log.exception("assets_invalid", digest=digest)
         finally:
-            for owner in self._owners.pop(digest, {}).values():
-                owner.over()
-            self._changed()
+            self._end(search)
+        if self._is_decided(digest):
+            for other in self._searches.of(digest):
+                self._tasks[other].cancel()
+                self._end(other)
+        self._missing(self._searches.missing())
+        self._changed()
 
-    def _keep(self, digest: str, asset: Asset) -> None:
-        owners, bounds = self._owners.get(digest, {}), self._kind.bounds
+    def _end(self, search: Search) -> None:
+        if self._tasks.pop(search, None) is not None:
+            self._searches.end(search)
+
+    async def _load(self, search: Search, folder: Path) -> None:
+        digest = search.digest
+        while True:
+            is_whole = await asyncio.to_thread(_is_whole, folder, digest, self._kind.digest)
+            if not is_whole and not await self._fetch_from_any(search, folder):
+                return
+            with contextlib.suppress(FileNotFoundError):  # another gateway has tidied the disk since
+                self._keep(search, await asyncio.to_thread(self._kind.read, folder))
+                break
+        self._failures.pop(digest, None)
+        log.info("assets_ready", digest=digest)
+
+    def _keep(self, search: Search, asset: Asset) -> None:
+        digest, namespace, bounds = search.digest, search.owner.namespace, self._kind.bounds
         of_namespace = bounds.kept_bytes_of_namespace
-        namespace = next((owner.namespace for owner in owners.values()), "")
         self._models[digest], self._sizes[digest] = asset, (namespace, self._kind.size(asset))
         self._shrink(digest, [one for one, (whose, _) in self._sizes.items() if whose == namespace], of_namespace)
         self._shrink(digest, list(self._sizes), bounds.kept_bytes)
@@ -231,29 +245,42 @@ class AssetStore(Generic[Asset]):
     def _failed(self, digest: str, error: MotetError) -> None:
         self._failures[digest] = asyncio.get_running_loop().time() + RETRY_SECONDS, error
 
-    def _unwanted(self, digest: str) -> bool:
-        return asyncio.get_running_loop().time() - self._wanted[digest] > UNWANTED_SECONDS
+    def _is_decided(self, digest: str) -> bool:
+        return digest in self._models or self._failure(digest) is not None
 
-    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> bool:
+    def _is_unwanted(self, search: Search) -> bool:
+        """If it is not yet, but may be soon, those that wait look again for what they wait for."""
+        now, patience = asyncio.get_running_loop().time(), self._kind.bounds.unwanted_seconds
+        if now - max(search.wanted_at, self._called) > patience / 4:
+            self._called = now
+            self._searches.take_turns()
+            self._missing(self._searches.missing())
+            self._changed()
+        return now - search.wanted_at > min(patience, UNWANTED_SECONDS)
+
+    async def _fetch_from_any(self, search: Search, folder: Path) -> bool:
         """False: it is not wanted any more."""
-        backoff = Backoff(self._network.spread)
-        while not self._unwanted(digest):
-            owners = list(self._owners.get(digest, {}).values())
-            for address, adapter in itertools.product(list(addresses()), [one.adapter for one in owners] or [""]):
+        owner, backoff = search.owner, Backoff(self._network.spread)
+        asked = runner_pb2.AssetsRequest(digest=search.digest, adapter=owner.adapter)
+        turns = self._turns.setdefault(owner.namespace, asyncio.Semaphore(self._kind.bounds.at_once_of_namespace))
+        while not self._is_unwanted(search):
+            addresses = list(self._addresses(owner.group))
+            for address in addresses:
                 try:
-                    async with self._free:
-                        await self._fetch(runner_pb2.AssetsRequest(digest=digest, adapter=adapter), address, folder)
+                    async with turns, self._free:
+                        await self._fetch(asked, address, folder)
                 except (CallFailed, OSError, TimeoutError, ValueError, SetupError) as error:
-                    absent = adapter and isinstance(error, CallFailed) and error.code is StatusCode.NOT_FOUND
+                    absent = owner.adapter and isinstance(error, CallFailed) and error.code is StatusCode.NOT_FOUND
                     say = log.debug if absent else log.warning  # of many runners, few have checked an adapter
-                    say("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
+                    say("assets_fetch_failed", digest=search.digest, address=address, reason=str(error)[:200])
                 else:
                     return True
                 finally:  # also when it has failed: the disk may be full
                     await self._tidy_now_and_then()
-            for owner in owners:
-                owner.missing()
-            await asyncio.sleep(backoff.next())
+            if not search.missing:
+                search.missing = True
+                self._missing(self._searches.missing())
+            await asyncio.sleep(max(backoff.next(), self._searches.pause(search, len(addresses))))
         return False
 
     async def _tidy_now_and_then(self) -> None:
@@ -262,7 +289,7 @@ class AssetStore(Generic[Asset]):
         if self._kind.bounds.disk_entries < math.inf and now - self._tidied < TIDY_SECONDS:
             return
         self._tidied = now
-        used, fetched = ({_name_of(one) for one in some} for some in (self._wanted, self._fetching))
+        used, fetched = {_name_of(one) for one in self._wanted}, {_name_of(one.digest) for one in self._tasks}
         await asyncio.to_thread(_tidy, self._folder, used, fetched, self._kind.bounds)
 
     async def _fetch(self, asked: runner_pb2.AssetsRequest, address: str, folder: Path) -> None:

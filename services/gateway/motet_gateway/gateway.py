@@ -11,7 +11,8 @@ from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import Surroundings
 from motet_gateway.admission import Admission
-from motet_gateway.assets import MODEL_ASSETS, TEMPLATES, AssetStore, TemplateOwner
+from motet_gateway.asset_searches import Owner
+from motet_gateway.assets import MODEL_ASSETS, TEMPLATES, AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.explanations import Explanations
@@ -80,11 +81,22 @@ class Gateway:
         self._drained = False
         self.writes = WritesOfTurn()
         self.listeners: set[Callable[[], None]] = set()
+        self.held = HeldRequests(self._on_held, surroundings.clock)
+        self._held_reported = True
         self.assets = AssetStore(
-            process.cache_dir / "assets", self._notify_listeners, network=surroundings.network, kind=MODEL_ASSETS
+            process.cache_dir / "assets",
+            self._notify_listeners,
+            network=surroundings.network,
+            kind=MODEL_ASSETS,
+            addresses=self._addresses,
         )
         self.templates = AssetStore(
-            process.cache_dir / "templates", self._notify_listeners, network=surroundings.network, kind=TEMPLATES
+            process.cache_dir / "templates",
+            self._notify_listeners,
+            network=surroundings.network,
+            kind=TEMPLATES,
+            addresses=self._addresses,
+            missing=self.held.templates_missing,
         )
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
@@ -103,9 +115,7 @@ class Gateway:
                 named="MOTET_GATEWAY_FEATURES_KEY_FILE",
             )
         )
-        self.held = HeldRequests(self._on_held, surroundings.clock)
         self.histories = Histories(settings.histories, surroundings.clock)
-        self._held_reported = True
         self.estimator, self.dispatcher = Links.of(
             self.name,
             settings,
@@ -190,7 +200,7 @@ class Gateway:
             return NotReadyReason(waits_for, group, runners)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return self._with_own_template(target, text, runners)
-        self._fetch(target.asset_digest, target.group.group)
+        self.assets.fetch(target.asset_digest, Owner(group))
         # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
             f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners, soon=runners
@@ -203,22 +213,12 @@ class Gateway:
         prompt is placed, the scheduler refuses it, and the call begins again with that one's (`ModelOfCall`)."""
         if not (digest := target.template_digest) or target.adapter is None:
             return target, text
-        group = target.group.group
+        group, namespace = target.group.group, target.adapter.ref.namespace
         if (template := self.templates.get(digest)) is not None:
-            return target, text.with_template(template, target.adapter.ref.namespace)
-        self.templates.fetch(digest, lambda: self._addresses(group), owner=self._template_owner(target))
+            return target, text.with_template(template, namespace)
+        self.templates.fetch(digest, Owner(group, target.adapter_digest, namespace))
         why = f"fetching the chat template of {target.adapter_name}"
         return NotReadyReason(why, "" if runners else group, runners, soon=runners)
-
-    def _template_owner(self, target: Target) -> TemplateOwner:
-        assert target.adapter is not None
-        digest, group, namespace = target.adapter_digest, target.group.group, target.adapter.ref.namespace
-        return TemplateOwner(
-            digest,
-            namespace,
-            missing=lambda: self.held.template_missing(digest, group, namespace),
-            over=lambda: self.held.template_found(digest),
-        )
 
     def weights_of(self, model: str, caller: Caller) -> Weights | None:
         """What a name means at the moment; None: nothing. Unlike `find` it fetches nothing."""
@@ -252,13 +252,10 @@ class Gateway:
             self.access.namespaces_are(uids)
         # Fetch before the first request, so that it does not have to wait.
         for group in self.catalog.current.groups:
-            self._fetch(group.asset_digest, group.group)
+            self.assets.fetch(group.asset_digest, Owner(group.group))
         self.assets.forget_unwanted()
         self.templates.forget_unwanted()
         self._notify_listeners()
-
-    def _fetch(self, digest: str, group: str) -> None:
-        self.assets.fetch(digest, lambda: self._addresses(group))
 
     def _addresses(self, group: str) -> list[str]:
         return [r.address for g in self.catalog.current.groups if g.group == group for r in g.runners]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from motet.clock import Clock
-from motet.held_templates import MAX_HELD_TEMPLATES, MAX_OF_NAMESPACE
 
 NUMBERED_SECONDS = 1.0
 """How old a position may be. Thousands of requests may wait, and each asks for its position repeatedly."""
@@ -33,8 +32,7 @@ class HeldRequests:
         self._queues: dict[str, _GroupQueue] = {}
         """Queue by group; none is empty."""
 
-        self._templates: dict[str, tuple[str, str]] = {}
-        """By adapter digest: group and namespace of those whose chat template no runner has."""
+        self._templates: Mapping[str, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -67,24 +65,14 @@ class HeldRequests:
             queue.numbered_at, queue.moved = now, False
         return queue.positions[request]
 
-    def template_missing(self, adapter: str, group: str, namespace: str) -> None:
-        """No runner has its chat template, so that nothing is enqueued that would load it."""
-        same = sum(1 for _, other in self._templates.values() if other == namespace)
-        if adapter not in self._templates and same < MAX_OF_NAMESPACE and len(self._templates) < MAX_HELD_TEMPLATES:
-            self._templates[adapter] = group, namespace
-            self._changed()
-
-    def template_found(self, adapter: str) -> None:
-        """Or nobody wants it any more."""
-        if self._templates.pop(adapter, None) is not None:
+    def templates_missing(self, adapters: Mapping[str, list[str]]) -> None:
+        """By group: adapters whose chat template no runner has, so that nothing is enqueued that would load them."""
+        if self._templates != adapters:
+            self._templates = adapters
             self._changed()
 
     def templates(self) -> Mapping[str, list[str]]:
-        """By group"""
-        found: dict[str, list[str]] = {}
-        for adapter, (group, _) in self._templates.items():
-            found.setdefault(group, []).append(adapter)
-        return found
+        return self._templates
 
     def by_group(self) -> Mapping[str, int]:
         return {group: len(queue.positions) for group, queue in self._queues.items()}
