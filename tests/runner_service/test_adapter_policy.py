@@ -375,6 +375,10 @@ class SharedCache(RuleBasedStateMachine):
         runner.tell(runner.policy.engine_failed, digest)
 
     @rule(at=runner, name=name)
+    def template_is_lost(self, at: int, name: str) -> None:
+        self.runners[at].tell(self.runners[at].policy.template_lost, self.digests[name])
+
+    @rule(at=runner, name=name)
     def engine_proves(self, at: int, name: str) -> None:
         self.runners[at].prove(self.digests[name])
 
@@ -519,6 +523,19 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
     (find,) = told.order(an_order(2))
     done = told.answered(find.number, replace(held, certification=None))
     assert kinds(done) == [effects.Release, effects.Check]
+
+
+def test_an_adapter_whose_template_is_lost_is_checked_once_and_then_serves() -> None:
+    told = Told()
+    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    (find,) = told.order(an_order(1))
+    told.answered(find.number, held)
+    (check,) = told.template_lost(DIGEST)
+    assert isinstance(check, effects.Check)
+    assert told.template_lost(DIGEST) == []
+    assert not told.policy.get(DIGEST).ready
+    told.answered(check.number, held.certification)
+    assert told.policy.get(DIGEST).ready
 
 
 @pytest.mark.parametrize("looks", ["vanished", "load failed", "checked again"])

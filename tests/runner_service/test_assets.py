@@ -23,7 +23,7 @@ from motet.errors import ModelFolderError
 from motet.transport.over_grpc import is_healthy, open_channel
 from motet_runner.adapters.cache import TEMPLATE, DiskCache
 from motet_runner.assets import CHUNK_BYTES
-from tests.common.waiting import PATIENCE_S
+from tests.common.waiting import PATIENCE_S, until
 from tests.support.in_process_runner import in_process_runner, write_adapter, write_model
 
 
@@ -106,6 +106,29 @@ async def test_an_adapters_template_comes_from_a_runner_that_has_checked_it(fold
         again = await runner.service.loaded.adapters.ensure(order)
         assert again.certificate.template_digest == template, "it was checked again"
         assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
+async def test_a_template_that_the_disk_has_lost_is_written_again(folder, damage):
+    write_model(folder / "model")
+    adapter = write_adapter(folder / "own")
+    (adapter / "chat_template.jinja").write_text("{{ messages }} of its own")
+    async with in_process_runner(folder) as runner:
+        order = scheduler_pb2.EnsureAdapter(
+            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
+            source=adapter.as_uri(),
+            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+        )
+        life = await runner.service.loaded.adapters.ensure(order)
+        template, kept = life.certificate.template_digest, life.held.folder / TEMPLATE
+        content = kept.read_bytes()
+        kept.unlink() if damage == "gone" else kept.write_bytes(content[:-1] if damage == "cut" else b"")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fetched(runner.address, template, adapter=life.digest)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        await until(lambda: life.ready)
+        assert kept.read_bytes() == content
+        assert await fetched(runner.address, template, adapter=life.digest) == {TEMPLATE: content}
 
 
 async def test_a_template_that_the_disk_does_not_take_is_sent_from_memory(folder, monkeypatch):

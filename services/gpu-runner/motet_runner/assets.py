@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES
 from motet.api.v1 import runner_pb2
 from motet.digest import asset_files
 from motet.domain import Digest
 from motet.errors import NotFound
-from motet_runner.adapters.cache import TEMPLATE
-from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.cache import TEMPLATE, kept_template
+from motet_runner.adapters.registry import AdapterRegistry
 
 CHUNK_BYTES = 256 * 1024
 
@@ -33,25 +32,19 @@ async def stream_assets(
 
 
 async def stream_template(
-    life: AdapterLife | None, request: runner_pb2.AssetsRequest
+    adapters: AdapterRegistry, request: runner_pb2.AssetsRequest
 ) -> AsyncIterator[runner_pb2.AssetChunk]:
-    """The chat template of an adapter that this runner has checked. Raises NotFound for any other. The file may be
-    damaged: the gateway compares its digest."""
-    held, content = life.held if life is not None else None, b""
+    """The chat template of an adapter that this runner has checked. Raises NotFound for any other. One that the disk
+    has lost is written again."""
+    life, content = adapters.get(request.adapter), b""
+    held = life.held if life is not None else None
     checked = held.certification if held is not None else None
     if held is not None and checked is not None and checked.certificate.template_digest == request.digest:
-        content = checked.template or await asyncio.to_thread(_read, held.folder / TEMPLATE)
+        content = checked.template or await asyncio.to_thread(kept_template, held.folder, request.digest)
+        if not content:
+            adapters.template_lost(held.digest)
     if not content:
         raise NotFound(f"This runner has no chat template {request.digest!r} of an adapter {request.adapter!r}.")
     for start in range(0, len(content), CHUNK_BYTES):
         data = content[start : start + CHUNK_BYTES]
         yield runner_pb2.AssetChunk(name=TEMPLATE, data=data, last=start + CHUNK_BYTES >= len(content))
-
-
-def _read(path: Path) -> bytes:
-    """Empty: it is not there any more, or not ours."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_ADAPTER_TEMPLATE_BYTES)
-    except OSError:
-        return b""

@@ -200,7 +200,7 @@ class RunnerService:
     async def _assets(self, request: runner_pb2.AssetsRequest) -> AsyncIterator[runner_pb2.AssetChunk]:
         loaded = self._loaded()
         if request.adapter:
-            chunks = stream_template(loaded.adapters.get(request.adapter), request)
+            chunks = stream_template(loaded.adapters, request)
         else:
             chunks = stream_assets(self._folder, loaded.facts.asset_digest, request)
         async for chunk in chunks:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import structlog
 
+from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES, digest_of_template
 from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex
 from motet.disk import sync_folder
 from motet.domain import Digest
@@ -52,6 +53,14 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _counter = itertools.count()
 Fill = Callable[[Path, ContentDigest], None]
+
+
+def kept_template(folder: Path, digest: str) -> bytes:
+    """Empty: it is not there any more, or not what the check has written."""
+    with suppress(OSError), (folder / TEMPLATE).open("rb") as file:
+        content = file.read(MAX_ADAPTER_TEMPLATE_BYTES)
+        return content if digest_of_template(content) == digest else b""
+    return b""
 
 
 def _read_header(folder: Path) -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from motet.domain import Digest
-from motet_runner.adapters.cache import CERTIFICATE, TEMPLATE, DiskCache
+from motet_runner.adapters.cache import CERTIFICATE, TEMPLATE, DiskCache, kept_template
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import KeptProofs
@@ -97,7 +97,7 @@ class Checks:
         same = found == (held.digest, self._base_digest, self._version, self._engine_limits)
         if not same or not checked.layout.file_unchanged() or not checked.layout.is_stored():
             return None
-        if certificate.template_digest and not (held.folder / TEMPLATE).is_file():
+        if certificate.template_digest and not kept_template(held.folder, certificate.template_digest):
             return None
         return self._with_slab(held, checked)
 

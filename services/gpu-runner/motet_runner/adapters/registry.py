@@ -258,6 +258,10 @@ class AdapterRegistry:
         self._decide(self.policy.engine_failed, event.digest)
         return self.policy.get(event.digest)
 
+    def template_lost(self, digest: Digest) -> None:
+        """The chat template of this adapter is not on the disk as it was."""
+        self._decide(self.policy.template_lost, digest)
+
     def close(self) -> None:
         """Close the registry. Leases are released soon after, and at the latest when the process ends."""
         self._closed = True

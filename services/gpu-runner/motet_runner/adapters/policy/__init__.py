@@ -23,6 +23,7 @@ with fetching: only the files say which digest it is. A digest (`AdapterLife`) h
 | checking  | leased | `Check`           | certified, or absent                                                     |
 | certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting.   |
 |           |        |                   | `engine_proved_not`, because its results are wrong: absent               |
+|           |        |                   | `template_lost`: checking                                                |
 | evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
 
 `Held` says that a folder exists, and hands over its lease: at no moment could the folder be evicted. A folder with

@@ -487,7 +487,20 @@ class AdapterPolicy:
             life.certify(None)  # until the files are known to be the checked files
             self._look(life)
 
+    def template_lost(self, digest: Digest) -> None:
+        """The files are checked again, and that writes it anew."""
+        life = self.get(digest)
+        if life is not None and life.ready:
+            life.certify(None)
+            self.changed[digest] = None
+            self._check(life)
+
     # --------------------------------------------------------------------------------------------------------- a digest
+
+    def _check(self, life: AdapterLife) -> None:
+        assert life.held is not None
+        life.pending = effects.Check(self.pending.add(life), life.held)
+        self._emit(life.pending)
 
     def _life(self, digest: Digest) -> AdapterLife:
         return self._lives.setdefault(digest, AdapterLife(digest, build=self._build))
@@ -563,8 +576,7 @@ class AdapterPolicy:
                     self._list()
         if life.checked is None:
             if life.orders:
-                life.pending = effects.Check(self.pending.add(life), life.held)
-                self._emit(life.pending)
+                self._check(life)
             return
         if life.orders:
             self._load(life)  # it is proved there
