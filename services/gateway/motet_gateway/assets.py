@@ -249,9 +249,9 @@ class AssetStore(Generic[Asset]):
         return digest in self._models or self._failure(digest) is not None
 
     def _is_unwanted(self, search: Search) -> bool:
-        """If it is not yet, but may be soon, those that wait look again for what they wait for."""
+        """Now and then, those that wait look again for what they wait for."""
         now, patience = asyncio.get_running_loop().time(), self._kind.bounds.unwanted_seconds
-        if now - max(search.wanted_at, self._called) > patience / 4:
+        if now - self._called > patience / 4:
             self._called = now
             self._searches.take_turns()
             self._missing(self._searches.missing())
@@ -313,12 +313,13 @@ def _is_whole(folder: Path, digest: str, digest_of: Callable[[Path], str]) -> bo
     """Whether it has the files of this digest. If not, it is removed: a power failure may have cut its files."""
     with contextlib.suppress(OSError):
         os.utime(folder)  # first: another gateway may be about to remove what nobody has used
+    if not folder.exists():  # else what another search puts there now would be taken for damaged
+        return False
     with contextlib.suppress(OSError):
         if digest_of(folder) == digest:
             return True
-    if folder.exists():
-        log.warning("assets_damaged", folder=str(folder), hint="They are fetched again from a runner.")
-        shutil.rmtree(folder, ignore_errors=True)
+    log.warning("assets_damaged", folder=str(folder), hint="They are fetched again from a runner.")
+    shutil.rmtree(folder, ignore_errors=True)
     return False
 
 
