@@ -67,12 +67,21 @@ async def rendered(renderers: RenderPool, template: TemplateText, messages: list
     return await renderers.render(template, encoded(messages))
 
 
-def children() -> list[psutil.Process]:
+def parents() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if any("tokens.render_process" in word for word in child.cmdline()):
+            if any("tokens.render_forks" in word for word in child.cmdline()):
                 found.append(child)
+    return found
+
+
+def children() -> list[psutil.Process]:
+    """Those that render"""
+    found = []
+    for parent in parents():
+        with contextlib.suppress(psutil.Error):
+            found += parent.children()
     return found
 
 

@@ -106,6 +106,7 @@ class Gateway:
                 processes=settings.template_processes,
                 cpu_seconds=settings.template_cpu_seconds,
                 memory_bytes=settings.template_memory_bytes,
+                idle_bytes=settings.template_idle_bytes,
             )
         )
         self.catalog.listen(self._on_catalog)

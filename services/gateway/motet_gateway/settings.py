@@ -132,9 +132,9 @@ class Settings(BaseSettings):
     """The largest body of /tokenize and /detokenize, in bytes. A megabyte takes about a second of work."""
 
     template_processes: int = Field(2, gt=0)
-    """The most processes that render chat templates. Each is started when it is first needed, and then kept. One is
-    normally enough; more help when templates or conversations take long, and each may take `template_memory_bytes`.
-    Templates that requests bring take one process fewer, if there are several."""
+    """The most processes that render chat templates at once. One is normally enough; more help when templates or
+    conversations take long, and each may take `template_memory_bytes`. Templates that requests or adapters bring take
+    one process fewer, if there are several. A process that has nothing to do is kept: see `template_idle_bytes`."""
 
     template_cpu_seconds: float = Field(1.0, gt=0)
     """CPU time that rendering one chat template may take. Then its process is killed and the request gets 400. Normal
@@ -143,6 +143,11 @@ class Settings(BaseSettings):
     template_memory_bytes: int = Field(160 * 1024 * 1024, ge=32 * 1024 * 1024)
     """Bytes of memory that a process may take for rendering, besides what it has at its start. The default is enough
     for any conversation of `max_body_bytes`."""
+
+    template_idle_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Bytes of memory that processes may take that have rendered chat templates and wait for the next conversation. The
+    adapters of each namespace with templates of their own need one process, which takes about 4 MB: raise this where
+    there are more than eight such namespaces, together with the memory of the gateway's container."""
 
     @field_validator("auth", "keys_file", mode="before")
     @classmethod

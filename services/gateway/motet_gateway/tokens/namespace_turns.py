@@ -2,9 +2,9 @@
 templates, and never all processes at once, so that one is left for the models' own."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 from weakref import WeakValueDictionary
 
 from motet.clock import Clock
@@ -14,7 +14,8 @@ MAX_WAITING = 1024
 """Conversations of one namespace's adapters that wait to be rendered, at most. Dozens are rendered in a hundredth of a
 second, and a hostile template takes a second for each."""
 SLOW_SECONDS = 0.5
-"""A turn that takes longer is followed by a rest."""
+"""A namespace whose conversations took more work in one turn counts as slow for a while."""
+SLOW_FOR_SECONDS = 60.0
 MAX_REST_SECONDS = 2.0
 
 
@@ -24,44 +25,70 @@ class NamespaceTurns:
         """Also for templates that requests bring"""
         self._clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._rests: dict[str, float] = {}
-        """Until when a namespace rests"""
-        self._waiting = Counter[str]()
+        self._slow_until: dict[str, float] = {}
+        self._slow_turn = asyncio.Lock()
+        self._rest_until = 0.0
+        self._waiting: dict[str, dict[str, dict[asyncio.Future[Any], None]]] = {}
+        """By namespace and tenant"""
         self._closing = asyncio.Event()
 
     @asynccontextmanager
     async def turn(self, namespace: str) -> AsyncIterator[None]:
-        """Slow turns are followed by a rest of the same length. So a hostile template has half of a process at most,
-        however much is asked of it."""
-        lock = self._locks.setdefault(namespace, asyncio.Lock())
-        async with lock:
-            if (rest := self._rests.pop(namespace, 0.0) - self._clock()) > 0:
+        """Slow namespaces have one turn at a time among them, and rest after it for as long as it took. So hostile
+        templates have half of a process at most, however many they are and however much is asked of them, and another
+        namespace waits for one of their turns and not for several."""
+        async with self._locks.setdefault(namespace, asyncio.Lock()), self._turn_among_slow(namespace), self.free:
+            yield
+
+    @asynccontextmanager
+    async def _turn_among_slow(self, namespace: str) -> AsyncIterator[None]:
+        if self._slow_until.get(namespace, 0.0) <= self._clock():
+            yield
+            return
+        async with self._slow_turn:
+            if (rest := self._rest_until - self._clock()) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rest):
                         await self._closing.wait()
-            async with self.free:
-                began = self._clock()
-                try:
-                    yield
-                finally:
-                    took = (now := self._clock()) - began
-                    self._rests = {name: until for name, until in self._rests.items() if until > now}
-                    if took > SLOW_SECONDS:
-                        self._rests[namespace] = now + min(took, MAX_REST_SECONDS)
+            yield
 
-    @asynccontextmanager
-    async def waiting(self, namespace: str) -> AsyncIterator[None]:
-        """Raises Overloaded if too many of this namespace wait."""
-        if self._waiting[namespace] >= MAX_WAITING:
-            raise Overloaded("Too many conversations wait for the chat templates of this adapter's namespace.")
-        self._waiting[namespace] += 1
+    def took(self, namespace: str, seconds: float) -> None:
+        """So long a process has worked for it. What it has waited for is not its fault."""
+        if seconds <= SLOW_SECONDS:
+            return
+        now = self._clock()
+        self._slow_until = {name: until for name, until in self._slow_until.items() if until > now}
+        self._slow_until[namespace] = now + SLOW_FOR_SECONDS
+        self._rest_until = now + min(seconds, MAX_REST_SECONDS)
+
+    @contextmanager
+    def waiting(self, namespace: str, tenant: str, answer: "asyncio.Future[Any]") -> Iterator[None]:
+        """If too many of a namespace wait, the tenant with most of them is refused one: Overloaded is raised, or is
+        the answer of its newest."""
+        waiting = self._waiting.setdefault(namespace, {})
+        if sum(map(len, waiting.values())) >= MAX_WAITING:
+            has_most = max(waiting, key=lambda one: len(waiting[one]))
+            refusal = Overloaded("Too many conversations wait for the chat templates of this adapter's namespace.")
+            if len(waiting.get(tenant, ())) + 1 >= len(waiting[has_most]):
+                raise refusal
+            _leave(waiting, has_most, newest := next(reversed(waiting[has_most])))
+            if not newest.done():
+                newest.set_exception(refusal)
+        waiting.setdefault(tenant, {})[answer] = None
         try:
             yield
         finally:
-            self._waiting[namespace] -= 1
-            if not self._waiting[namespace]:
+            _leave(waiting, tenant, answer)
+            if not waiting and self._waiting.get(namespace) is waiting:
                 del self._waiting[namespace]
 
     def close(self) -> None:
         """Nobody rests any more."""
         self._closing.set()
+
+
+def _leave(waiting: dict[str, dict[asyncio.Future[Any], None]], tenant: str, answer: "asyncio.Future[Any]") -> None:
+    own = waiting.get(tenant, {})
+    own.pop(answer, None)
+    if not own:
+        waiting.pop(tenant, None)

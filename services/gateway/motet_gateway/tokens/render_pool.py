@@ -2,13 +2,11 @@
 
 import asyncio
 import hashlib
-import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -19,7 +17,8 @@ from motet.errors import AdapterIncompatible, Internal, InvalidRequest, MotetErr
 from motet.room_per_tenant import RoomPerTenant
 from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.namespace_turns import NamespaceTurns
-from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED, TOGETHER
+from motet_gateway.tokens.render_parent import FORK_BYTES, Fork, RenderParent
+from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
 log = structlog.get_logger(__name__)
 
@@ -34,9 +33,9 @@ RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""
 OF_MODELS = (None, None)
+IDLE_BYTES = 32 << 20
+"""What processes that wait for their next job may take in all, where nobody says how much."""
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-"""The environment variables that a process inherits: no addresses, secrets or settings."""
 
 
 class TemplateText:
@@ -130,38 +129,41 @@ class RenderPool:
     """Renders each template, short and long messages apart, one after the other, and in each queue of one tenant after
     the other: a template or a request that takes its time makes only its own queue wait. A template that a request
     brings has a process of its own, so that it leaves no memory taken where others are rendered. So have the adapters
-    of each namespace, which takes its turns (`NamespaceTurns`)."""
+    of each namespace, which takes its turns (`NamespaceTurns`). Up to `processes` are at work. Those that wait for
+    their next job take `idle_bytes` in all: if there are too many, those of others than models end that have waited
+    longest."""
 
-    def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
+    def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int, idle_bytes: int = IDLE_BYTES) -> None:
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
         self.most: Final = processes
+        self._idle_bytes = idle_bytes
         self.turns: Final = NamespaceTurns(processes, time.monotonic)
         self._free_processes = asyncio.Semaphore(processes)
         self._busy = 0
         self._queues: dict[tuple[bytes, bool], _TemplateQueue] = {}
         self._idle: list[_RenderProcess] = []
-        self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
+        """Those last that have worked last"""
+        self._parent = RenderParent(cpu_seconds, memory_bytes)
         self._closed = False
 
     async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
         """The prompt as text, from what `encoded` has made. Raises InvalidRequest when it cannot be rendered within the
         limits."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if template.adapter_of is None:
-            return await self._render(template, context, tenant)
-        async with self.turns.waiting(template.adapter_of):
-            return await self._render(template, context, tenant)
+            return await self._render(template, _RenderJob(tenant, context, answer))
+        with self.turns.waiting(template.adapter_of, tenant, answer):
+            return await self._render(template, _RenderJob(tenant, context, answer))
 
-    async def _render(self, template: TemplateText, context: bytes, tenant: str) -> str:
-        key = (template.digest, len(context) > LONG_BYTES)
+    async def _render(self, template: TemplateText, job: "_RenderJob") -> str:
+        key = (template.digest, len(job.context) > LONG_BYTES)
         if (queue := self._queues.get(key)) is None:
             queue = self._queues[key] = _TemplateQueue()
             queue.task = asyncio.create_task(self._serve(key, template, queue), name="render")
-        answer = asyncio.get_running_loop().create_future()
-        job = _RenderJob(tenant, context, answer)
         queue.jobs.add(job)
         try:
-            return self._text(template, await answer)
+            return self._text(template, await job.answer)
         except CannotRender as error:
             raise template.error(error) from None
         finally:
@@ -185,10 +187,9 @@ class RenderPool:
         self._closed = True
         self.turns.close()
         self._idle.clear()
-        for process in list(self._running):
-            process.kill()
+        await self._parent.close()
         serving = [queue.task for queue in self._queues.values() if queue.task is not None]
-        await asyncio.gather(*serving, *self._running.values(), return_exceptions=True)
+        await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(self, key: tuple[bytes, bool], template: TemplateText, queue: _TemplateQueue) -> None:
         _, long = key
@@ -266,15 +267,44 @@ class RenderPool:
 
     async def _ask_one(self, process: "_RenderProcess", template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         try:
-            answers = await process.ask(template, contexts)
+            with self._timed(process, template):
+                answers = await process.ask(template, contexts)
         except BaseException:
             process.kill()  # it must never return this answer to another request
             raise
         if len(process.known) < MAX_TEMPLATES and answers[-1][:1] != NO_MEMORY:
-            self._idle.append(process)
+            self._keep(process)
         else:
             process.kill()
         return answers
+
+    @contextmanager
+    def _timed(self, process: "_RenderProcess", template: TemplateText) -> Iterator[None]:
+        began, used = time.monotonic(), process.fork.cpu_seconds
+        try:
+            yield
+        finally:
+            if template.adapter_of is not None:
+                now = process.fork.cpu_seconds
+                self.turns.took(
+                    template.adapter_of,
+                    time.monotonic() - began if used is None or now is None else now - used,
+                )
+
+    def _keep(self, process: "_RenderProcess") -> None:
+        """Of the bytes, one may take a quarter: so a namespace whose processes are large ends few of others'."""
+        process.idle_bytes = process.fork.bytes_taken
+        if process.idle_bytes > max(FORK_BYTES, self._idle_bytes // 4):
+            process.kill()
+            return
+        self._idle.append(process)
+        while sum(one.idle_bytes for one in self._idle) > self._idle_bytes and len(self._idle) > 1:
+            self._end_one(self._idle[:-1])
+
+    def _end_one(self, some: "list[_RenderProcess]") -> None:
+        ended = next((one for one in some if one.whose != OF_MODELS), some[0])
+        self._idle.remove(ended)
+        ended.kill()
 
     def _text(self, template: TemplateText, answer: bytes) -> str:
         kind, content = answer[:1], answer[1:]
@@ -287,27 +317,21 @@ class RenderPool:
         return content.decode()
 
     async def _start(self, template: TemplateText) -> "_RenderProcess":
-        while self._idle and len(self._idle) + self._busy > self.most:
-            ended = next((one for one in self._idle if one.whose != OF_MODELS), self._idle[0])
-            self._idle.remove(ended)
-            ended.kill()
+        if self._closed:
+            raise Overloaded(_GAVE_UP)
+        while (some := [one for one in self._idle if not one.of_namespace]) and len(some) + self._busy > self.most:
+            self._end_one(some)
         ours, theirs = socket.socketpair()
-        with theirs:
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "motet_gateway.tokens.render_process"),
-                *(str(self._cpu_seconds), str(self._memory_bytes)),
-                *([TOGETHER] if template.adapter_of is not None else []),
-                stdin=theirs.fileno(),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                start_new_session=True,
-            )
-        process = _RenderProcess(child, self._cpu_seconds, template.whose)
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
-        self._running[process] = waited = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
-        waited.add_done_callback(lambda _: self._running.pop(process, None))
+        try:
+            with theirs:
+                async with asyncio.timeout(RENDER_TIMEOUT_SECONDS):
+                    fork = await self._parent.fork(theirs, together=template.adapter_of is not None)
+            process = _RenderProcess(fork, self._cpu_seconds, template.whose)
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         return process
 
 
@@ -323,12 +347,12 @@ def _resolve(answer: "asyncio.Future[bytes]", how: bytes | Exception) -> None:
 class _RenderProcess(asyncio.Protocol):
     """One at work, or waiting for the next job."""
 
-    def __init__(
-        self, child: asyncio.subprocess.Process, cpu_seconds: float, whose: tuple[str | None, str | None]
-    ) -> None:
-        self._child = child
+    def __init__(self, fork: Fork, cpu_seconds: float, whose: tuple[str | None, str | None]) -> None:
+        self.fork: Final = fork
         self.whose: Final = whose
         """Of its templates: `TemplateText.whose`"""
+        self.idle_bytes = 0
+        """What it takes while it waits"""
         self._cpu_seconds = cpu_seconds
         self._received = bytearray()
         self._answer: asyncio.Future[None] | None = None
@@ -339,6 +363,12 @@ class _RenderProcess(asyncio.Protocol):
     def serves(self, template: TemplateText) -> bool:
         """One that a request has brought has its process for itself."""
         return template.digest in self.known or (template.brought_by is None and template.whose == self.whose)
+
+    @property
+    def of_namespace(self) -> bool:
+        """It renders the templates of a namespace's adapters."""
+        _, namespace = self.whose
+        return namespace is not None
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """An answer for each, or fewer if the last one has used up the memory."""
@@ -374,12 +404,11 @@ class _RenderProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         self._transport.abort()
-        if self._child.returncode is None:
-            self._child.send_signal(signal.SIGKILL)
+        self.fork.kill()
 
     async def _death_reason(self) -> Exception:
         """The error for a process that ended without an answer."""
-        status = await self._child.wait()
+        status = await asyncio.shield(self.fork.ended)
         if status == -OUT_OF_TIME:
             log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
             return CannotRender(f"takes more than {self._cpu_seconds:g} s of CPU time for these messages")

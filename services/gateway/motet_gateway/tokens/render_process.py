@@ -1,8 +1,8 @@
-"""`python -m motet_gateway.tokens.render_process`: renders chat templates in a process that can be killed at any time.
+"""Renders chat templates in a process that can be killed at any time: a fork of `render_forks`.
 
 A template may loop for ever in jinja2 or in one call into C, which Python can't interrupt, and it may use too much
 memory. So the kernel limits both: it kills the process when one rendering has used its CPU time, and gives it no more
-memory than its share. The process reads jobs from a socket at descriptor 0, answers there, and ends when it closes.
+memory than its share. The process reads jobs from a socket, answers there, and ends when it closes.
 
 A job is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
 this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
@@ -12,13 +12,11 @@ If the third part is empty, the answer is the template's metered code, to be ren
 
 import signal
 import socket
-import sys
 from typing import Any
 
 import orjson
 
 from motet.chat_environment import reads
-from motet.confined import confine
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
 from motet_gateway.tokens.metered_template import metered_code
 
@@ -27,7 +25,6 @@ YES = "yes"
 """Answers a question. No is empty."""
 OUT_OF_TIME = signal.SIGPROF
 LENGTH_BYTES = 4
-TOGETHER = "together"
 TOGETHER_BYTES = 64 * 1024
 """Answers up to this size in all are sent in one write, and read in one."""
 
@@ -109,13 +106,3 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
             raise EOFError
         at += got
     return buffer
-
-
-def main() -> None:
-    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    confine(memory_bytes)
-    serve(socket.socket(fileno=0), cpu_seconds, together=TOGETHER in sys.argv[3:])
-
-
-if __name__ == "__main__":
-    main()
