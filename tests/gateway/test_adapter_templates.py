@@ -1,6 +1,7 @@
 """Adapters that bring a chat template: who is asked by it, what bounds it, and what a change of revision does."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds
 from motet_gateway.tokens import namespace_turns
 from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.namespace_turns import NamespaceTurns
 from motet_gateway.tokens.own_template import OwnTemplate
-from motet_gateway.tokens.render_pool import TemplateText, encoded
+from motet_gateway.tokens.render_parent import FORK_BYTES
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from testbed.fake_services import GROUP, FakeServices, fake_services
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.test_renderers import HELLO, WITHOUT_END, children, rendering
@@ -252,6 +255,146 @@ async def test_namespaces_share_no_process_and_the_adapters_of_one_do() -> None:
         for text, namespace in (("1", "a"), ("2", "a"), ("1", "b"), ("2", "a")):
             assert await renderer.render(template(text, namespace), encoded(HELLO)) == text
         assert len(children()) == 2
+
+
+async def test_each_of_eight_namespaces_keeps_its_process() -> None:
+    pool = RenderPool(processes=2, cpu_seconds=1.0, memory_bytes=64 << 20, idle_bytes=16 * FORK_BYTES)
+    try:
+        first: set[int] = set()
+        for _ in range(2):
+            for namespace in "abcdefgh":
+                assert await pool.render(template("Hi", namespace), encoded(HELLO)) == "Hi"
+            first = first or {child.pid for child in children()}
+        assert len(first) == 8
+        assert {child.pid for child in children()} == first
+    finally:
+        await pool.close()
+
+
+async def test_what_waits_for_work_takes_a_bounded_part_of_memory() -> None:
+    """Mutation: the bytes of what waits have no bound."""
+    pool = RenderPool(processes=2, cpu_seconds=1.0, memory_bytes=64 << 20, idle_bytes=5 * FORK_BYTES)
+    try:
+        assert await pool.render(TemplateText("the model's", {}), encoded(HELLO))
+        (models,) = {child.pid for child in children()}
+        for namespace in "abcdefgh":
+            assert await pool.render(template("Hi", namespace), encoded(HELLO)) == "Hi"
+            await eventually(lambda: len(children()) <= 5)
+        assert models in {child.pid for child in children()}, "it goes last"
+    finally:
+        await pool.close()
+
+
+async def test_a_process_that_has_become_large_does_not_wait_for_work() -> None:
+    kept = "\N{GRINNING FACE}" * 50_000  # four bytes each
+    pool = RenderPool(processes=2, cpu_seconds=5.0, memory_bytes=256 << 20, idle_bytes=8 * FORK_BYTES)
+    try:
+        assert await pool.render(template("small", "b"), encoded(HELLO)) == "small"
+        (others,) = {child.pid for child in children()}
+        seen: set[int] = set()
+        for number in range(16):
+            large = template(f"{{% if unset %}}{kept}{{% endif %}}{number}", "a")
+            assert await pool.render(large, encoded(HELLO)) == f"{number}"
+            seen |= {child.pid for child in children()} - {others}
+        assert len(seen) >= 2, "it has been replaced"
+        assert others in {child.pid for child in children()}
+    finally:
+        await pool.close()
+
+
+async def test_only_work_for_a_namespace_counts_as_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits until the models' templates leave a process. Mutation: that counts too."""
+    took: list[tuple[str, float]] = []
+    async with rendering(processes=2, cpu_seconds=2.0) as renderer:
+        assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
+        monkeypatch.setattr(renderer.turns, "took", lambda *said: took.append(said))
+        text = WITHOUT_END["nested loops"]
+        models = [
+            asyncio.create_task(renderer.render(TemplateText(f"{text}{number}", {}), encoded(HELLO)))
+            for number in range(2)
+        ]
+        await eventually(lambda: len(children()) == 3)
+        assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
+        assert any(one.done() for one in models), "it has waited"
+        await asyncio.gather(*models, return_exceptions=True)
+    ((namespace, seconds),) = took
+    assert namespace == "a"
+    assert seconds < namespace_turns.SLOW_SECONDS
+
+
+async def test_a_namespace_waits_for_one_slow_turn_and_not_for_several() -> None:
+    turns, said = NamespaceTurns(2, lambda: 100.0), list[str]()
+    for slow in ("slow 1", "slow 2", "slow 3"):
+        turns.took(slow, 0.6)
+    turns.close()  # no rest
+
+    async def turn(namespace: str) -> None:
+        async with turns.turn(namespace):
+            said.append(namespace)
+            await asyncio.sleep(0)
+
+    async with turns.free:  # taken
+        tasks = [asyncio.create_task(turn(one)) for one in ("slow 1", "slow 2", "slow 3", "good")]
+        for _ in range(9):
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert said == ["slow 1", "good", "slow 2", "slow 3"]
+
+
+async def test_slow_namespaces_rest_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace_turns, "MAX_REST_SECONDS", 3600.0)
+    now = 100.0
+    turns, said = NamespaceTurns(2, lambda: now), list[str]()
+    turns.took("quick", namespace_turns.SLOW_SECONDS)
+    turns.took("slow", 3600.0)
+
+    async def turn(namespace: str) -> None:
+        async with turns.turn(namespace):
+            said.append(namespace)
+
+    resting = asyncio.create_task(turn("slow"))
+    await turn("quick")
+    assert said == ["quick"]
+    assert not resting.done()
+    turns.close()
+    await resting
+    now += 2 * namespace_turns.SLOW_FOR_SECONDS
+    turns.took("other", 3600.0)
+    assert turns.slow == {"other"}, "what is over is forgotten"
+
+
+async def test_where_too_many_wait_the_tenant_with_most_is_refused_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace_turns, "MAX_WAITING", 4)
+    async with rendering(processes=2) as renderer:
+        waiting = [
+            asyncio.create_task(renderer.render(template("Hi", "a"), encoded(HELLO), tenant=tenant))
+            for tenant in ("greedy", "greedy", "modest", "greedy", "other", "other")
+        ]
+        said = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [one if isinstance(one, str) else type(one) for one in said] == [
+            "Hi",
+            "Hi",
+            "Hi",
+            Overloaded,
+            "Hi",
+            Overloaded,
+        ]
+        assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
+
+
+def test_a_template_of_many_namespaces_takes_its_memory_once() -> None:
+    text = "\x01" * (1 << 20)  # six bytes each in JSON
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        own = OwnTemplate(AdapterTemplate(text=text))
+        texts = [own.text_of(f"namespace {number}") for number in range(64)]
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.1 * own.bytes
+    assert own.bytes < 1.1 * (taken + len(text))
+    assert len({one.digest for one in texts}) == 64, "no two share a process"
 
 
 async def test_endless_templates_of_one_namespace_leave_the_others_their_processes() -> None:

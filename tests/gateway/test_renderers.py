@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 import uvloop
 
 from motet.errors import Internal, InvalidRequest, Overloaded
+from motet_gateway.tokens import render_parent
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually
@@ -83,6 +85,12 @@ def children() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             found += parent.children()
     return found
+
+
+def has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def resident() -> int:
@@ -242,6 +250,53 @@ async def test_a_render_process_that_dies_gives_a_server_error() -> None:
         with pytest.raises(Overloaded, match="Try again"):
             await asked
         assert await rendered(renderers, SAYS, HELLO) == "Hello"
+
+
+async def test_who_has_sent_no_slow_messages_stands_behind_one_of_those_at_most() -> None:
+    text = "{% if messages[0].content == 'time' %}" + WITHOUT_END["nested loops"] + "{% endif %}ok"
+    template, said = TemplateText(text, {}), list[str]()
+
+    async def render(renderers: RenderPool, tenant: str, content: str) -> None:
+        with contextlib.suppress(InvalidRequest):
+            await renderers.render(template, encoded([{"role": "user", "content": content}]), tenant=tenant)
+        said.append(tenant)
+
+    async with rendering() as renderers:
+        slow = [asyncio.create_task(render(renderers, "greedy", "time")) for _ in range(6)]
+        await eventually(children)  # it has all of them
+        await render(renderers, "modest", "")
+        assert said.count("greedy") <= 2
+        await asyncio.gather(*slow)
+        assert said.count("greedy") == 6
+
+
+async def test_processes_start_again_after_the_one_that_forks_them_has_died() -> None:
+    async with rendering() as renderers, asyncio.timeout(PATIENCE_S):
+        for kind in ("the model's", "once more"):
+            await rendered(renderers, SAYS, HELLO)
+            (parent,), (child,) = parents(), children()
+            parent.kill()
+            assert await rendered(renderers, TemplateText(kind, {}), HELLO) == kind
+            await eventually(lambda child=child: has_ended(child))
+
+
+async def test_whoever_waits_for_a_process_gets_an_error_when_none_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_parent.sys, "executable", "/nowhere/python")
+    async with rendering() as renderers:
+        with pytest.raises(Overloaded, match="Try again"):
+            await rendered(renderers, SAYS, HELLO)
+
+
+async def test_a_process_is_confined_and_holds_nothing_of_others() -> None:
+    async with rendering() as renderers:
+        for namespace in ("a", "b"):
+            await rendered(renderers, TemplateText("x", {}, adapter_of=namespace), HELLO)
+        for child in children():
+            opened = [str(file.readlink()) for file in Path(f"/proc/{child.pid}/fd").iterdir()]
+            assert [file.partition(":")[0] for file in opened if file != os.devnull] == ["socket"]
+            taken = child.memory_info().vms
+            assert 0 < child.rlimit(psutil.RLIMIT_AS)[0] <= taken + (64 << 20)
+            assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
 
 
 async def test_the_processes_end_with_the_gateway() -> None:

@@ -144,10 +144,11 @@ class Settings(BaseSettings):
     """Bytes of memory that a process may take for rendering, besides what it has at its start. The default is enough
     for any conversation of `max_body_bytes`."""
 
-    template_idle_bytes: int = Field(32 * 1024 * 1024, ge=0)
-    """Bytes of memory that processes may take that have rendered chat templates and wait for the next conversation. The
-    adapters of each namespace with templates of their own need one process, which takes about 4 MB: raise this where
-    there are more than eight such namespaces, together with the memory of the gateway's container."""
+    template_idle_bytes: int = Field(36 * 1024 * 1024, ge=0)
+    """Bytes of memory that processes may take that have rendered chat templates and wait for the next conversation.
+    Each namespace whose adapters have templates of their own needs one, which takes 4 to 5 MB, more with long
+    templates. The default is enough for about seven. Without one a conversation waits until a process has started and
+    read the template. Raise it together with the memory of the gateway's container where there are more."""
 
     @field_validator("auth", "keys_file", mode="before")
     @classmethod

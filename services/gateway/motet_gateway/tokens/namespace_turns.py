@@ -42,7 +42,7 @@ class NamespaceTurns:
 
     @asynccontextmanager
     async def _turn_among_slow(self, namespace: str) -> AsyncIterator[None]:
-        if self._slow_until.get(namespace, 0.0) <= self._clock():
+        if namespace not in self.slow:
             yield
             return
         async with self._slow_turn:
@@ -52,12 +52,18 @@ class NamespaceTurns:
                         await self._closing.wait()
             yield
 
+    @property
+    def slow(self) -> set[str]:
+        """The namespaces that count as slow"""
+        now = self._clock()
+        return {name for name, until in self._slow_until.items() if until > now}
+
     def took(self, namespace: str, seconds: float) -> None:
         """So long a process has worked for it. What it has waited for is not its fault."""
         if seconds <= SLOW_SECONDS:
             return
         now = self._clock()
-        self._slow_until = {name: until for name, until in self._slow_until.items() if until > now}
+        self._slow_until = {name: self._slow_until[name] for name in self.slow}
         self._slow_until[namespace] = now + SLOW_FOR_SECONDS
         self._rest_until = now + min(seconds, MAX_REST_SECONDS)
 

@@ -1,5 +1,6 @@
 """The chat template of an adapter, ready to be rendered for the namespaces whose adapters have it."""
 
+import sys
 from pathlib import Path
 from typing import Final, Self
 
@@ -7,17 +8,16 @@ from motet.adapter_template import AdapterTemplate
 from motet.tool_calls.formats import format_of_template
 from motet_gateway.tokens.render_pool import TemplateText
 
-MAX_NAMESPACES = 16
-"""Whose texts are kept of one template. Of others it is made again for each request."""
+_OBJECT_BYTES = 1024
+"""What each takes in memory besides its texts"""
 
 
 class OwnTemplate:
     def __init__(self, template: AdapterTemplate) -> None:
-        self._template: Final = template
         self.special_tokens: Final = dict(template.special_tokens)
         self.shows_tools: Final = template.shows_tools
         self.tool_format: Final = format_of_template(template.text)
-        self._texts: dict[str, TemplateText] = {}
+        self._text: Final = TemplateText(template.text, self.special_tokens)
 
     @classmethod
     def from_file(cls, file: Path) -> Self:
@@ -25,13 +25,10 @@ class OwnTemplate:
 
     @property
     def bytes(self) -> int:
-        """About what it takes in memory"""
-        return 4 * len(self._template.text)
+        """About what it takes in memory, however many namespaces have it"""
+        texts = (self._text.text, self._text.declared, *self.special_tokens.values())
+        return sum(map(sys.getsizeof, texts)) + _OBJECT_BYTES
 
     def text_of(self, namespace: str) -> TemplateText:
         """As the adapters of this namespace have it: no two share a process."""
-        if (text := self._texts.get(namespace)) is None:
-            text = TemplateText(self._template.text, self.special_tokens, adapter_of=namespace)
-            if len(self._texts) < MAX_NAMESPACES:
-                self._texts[namespace] = text
-        return text
+        return self._text.for_adapters_of(namespace)

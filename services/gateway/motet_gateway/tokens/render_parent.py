@@ -115,7 +115,12 @@ class _Running:
     async def fork(self, link: socket.socket, *, together: bool) -> Fork:
         if self.ended:
             raise ConnectionResetError
-        socket.send_fds(self._orders, [ORDER.pack(START_TOGETHER if together else START, 0)], [link.fileno()])
+        order = ORDER.pack(START_TOGETHER if together else START, 0)
+        try:
+            socket.send_fds(self._orders, [order], [link.fileno()])
+        except ConnectionError:
+            self._on_end()
+            raise
         answer = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         return await answer

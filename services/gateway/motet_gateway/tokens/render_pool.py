@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import random
 import socket
 import sys
 import time
@@ -33,7 +34,7 @@ RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""
 OF_MODELS = (None, None)
-IDLE_BYTES = 32 << 20
+IDLE_BYTES = 36 << 20
 """What processes that wait for their next job may take in all, where nobody says how much."""
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
 
@@ -41,7 +42,7 @@ _GAVE_UP = "The gateway could not render the chat template. Try again soon."
 class TemplateText:
     """A chat template as the model or an adapter has it, or as a request brings it, not parsed yet."""
 
-    __slots__ = ("adapter_of", "brought_by", "declared", "digest", "special_tokens", "text", "whose")
+    __slots__ = ("_content", "adapter_of", "brought_by", "declared", "digest", "special_tokens", "text", "whose")
 
     def __init__(
         self,
@@ -50,17 +51,29 @@ class TemplateText:
         *,
         brought_by: str | None = None,
         adapter_of: str | None = None,
+        declared: bytes = b"",
+        content: bytes = b"",
     ) -> None:
+        """`declared` and `content`: of the same text and special tokens, where they are known."""
         self.text: Final = text
         self.brought_by: Final = brought_by
         """The tenant whose request brings it; None: it is the model's, or an adapter's."""
         self.adapter_of: Final = adapter_of
         """The namespace whose adapter has it; None: it is not an adapter's."""
         self.special_tokens: Final = special_tokens
-        self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
+        # A copy: what orjson has made keeps room for more, up to one and a half times as much again.
+        said = {"text": text, "special_tokens": dict(special_tokens)}
+        self.declared: Final = declared or bytes(memoryview(orjson.dumps(said)))
         # No two tenants share a process for what they bring: how fast an answer comes would betray the other's text.
         self.whose: Final = (brought_by, adapter_of)
-        self.digest: Final = hashlib.sha256(orjson.dumps(self.whose) + self.declared).digest()
+        self._content: Final = content or hashlib.sha256(self.declared).digest()
+        self.digest: Final = hashlib.sha256(orjson.dumps(self.whose) + self._content).digest()
+
+    def for_adapters_of(self, namespace: str) -> "TemplateText":
+        """The same one. It costs no copy of the text."""
+        return TemplateText(
+            self.text, self.special_tokens, adapter_of=namespace, declared=self.declared, content=self._content
+        )
 
     def error(self, error: CannotRender) -> InvalidRequest:
         if error.field:
@@ -130,8 +143,8 @@ class RenderPool:
     the other: a template or a request that takes its time makes only its own queue wait. A template that a request
     brings has a process of its own, so that it leaves no memory taken where others are rendered. So have the adapters
     of each namespace, which takes its turns (`NamespaceTurns`). Up to `processes` are at work. Those that wait for
-    their next job take `idle_bytes` in all: if there are too many, those of others than models end that have waited
-    longest."""
+    their next job take `idle_bytes` in all. If they take more, one ends that is no model's, whichever: if it were the
+    one that has waited longest, each of many namespaces that take turns would find its own ended."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int, idle_bytes: int = IDLE_BYTES) -> None:
         self._cpu_seconds = cpu_seconds
@@ -194,44 +207,40 @@ class RenderPool:
     async def _serve(self, key: tuple[bytes, bool], template: TemplateText, queue: _TemplateQueue) -> None:
         _, long = key
         batch: list[_RenderJob] = []
+        alone = 0
         try:
             while queue.jobs:
-                most = 1 if long else MAX_BATCH
-                batch = queue.jobs.take(most)
-                while batch := [job for job in batch if not job.answer.done()]:  # some clients may have disconnected
-                    await self._answer(template, batch)
+                taken = queue.jobs.take(1 if long or alone else MAX_BATCH)
+                alone = max(0, alone - 1)
+                if batch := [job for job in taken if not job.answer.done()]:  # some clients may have disconnected
+                    alone = await self._answer(template, batch) or alone
+                    queue.jobs.put_back([job for job in batch if not job.answer.done()])
         finally:
             del self._queues[key]
             for job in (*batch, *queue.jobs.take(len(queue.jobs))):
                 _resolve(job.answer, Overloaded(_GAVE_UP))
 
-    async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
-        """Answer the jobs of a batch that can be answered together; at least the first one. Somebody waits for each."""
+    async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> int:
+        """Answer the jobs of a batch that can be answered together. Of the others, which come next, so many are to be
+        rendered each by itself, in turn with other tenants'."""
         try:
             answers = await self._ask(template, [job.context for job in batch])
         except OSError as error:
             log.error("render_process_start_failed", reason=str(error))
             for job in batch:
                 _resolve(job.answer, Overloaded(_GAVE_UP))
-            return
+            return 0
         except (MotetError, CannotRender) as error:
-            if len(batch) == 1 or self._closed:
-                for job in batch:
-                    _resolve(job.answer, error)
-                return
-            # One of them caused the error: render each by itself.
+            if len(batch) > 1 and not self._closed:
+                return len(batch)  # one of them caused the error
             for job in batch:
-                await self._answer_alone(template, job)
-            return
+                _resolve(job.answer, error)
+            return 0
         for job, said in zip(batch, answers, strict=False):
             if said[:1] == NO_MEMORY and len(batch) > 1:
-                await self._answer_alone(template, job)  # others of the batch may have used the memory
-            else:
-                _resolve(job.answer, said)
-
-    async def _answer_alone(self, template: TemplateText, job: _RenderJob) -> None:
-        if not job.answer.done():  # its client may have disconnected since the batch began
-            await self._answer(template, [job])
+                return 1  # others of the batch may have used the memory
+            _resolve(job.answer, said)
+        return 0
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
@@ -302,7 +311,7 @@ class RenderPool:
             self._end_one(self._idle[:-1])
 
     def _end_one(self, some: "list[_RenderProcess]") -> None:
-        ended = next((one for one in some if one.whose != OF_MODELS), some[0])
+        ended = random.choice([one for one in some if one.whose != OF_MODELS] or some)  # noqa: S311
         self._idle.remove(ended)
         ended.kill()
 
