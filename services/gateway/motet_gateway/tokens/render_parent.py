@@ -32,6 +32,7 @@ class RenderParent:
         self._arguments = (str(cpu_seconds), str(memory_bytes))
         self._starting = asyncio.Lock()
         self._running: _Running | None = None
+        self._closed = False
 
     async def fork(self, link: socket.socket, *, together: bool) -> "Fork":
         """One that serves at the other end of `link`. Raises OSError."""
@@ -41,12 +42,15 @@ class RenderParent:
             return await (await self._parent()).fork(link, together=together)
 
     async def close(self) -> None:
+        self._closed = True
         async with self._starting:
             if self._running is not None:
                 await self._running.close()
 
     async def _parent(self) -> "_Running":
         async with self._starting:
+            if self._closed:
+                raise ConnectionAbortedError("the gateway ends")
             if self._running is None or self._running.ended:
                 self._running = await _Running.start(self._arguments)
             return self._running

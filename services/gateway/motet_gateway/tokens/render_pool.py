@@ -18,7 +18,7 @@ from motet.errors import AdapterIncompatible, Internal, InvalidRequest, MotetErr
 from motet.room_per_tenant import RoomPerTenant
 from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.namespace_turns import NamespaceTurns
-from motet_gateway.tokens.render_parent import FORK_BYTES, Fork, RenderParent
+from motet_gateway.tokens.render_parent import Fork, RenderParent
 from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
 log = structlog.get_logger(__name__)
@@ -156,7 +156,6 @@ class RenderPool:
         self._busy = 0
         self._queues: dict[tuple[bytes, bool], _TemplateQueue] = {}
         self._idle: list[_RenderProcess] = []
-        """Those last that have worked last"""
         self._parent = RenderParent(cpu_seconds, memory_bytes)
         self._closed = False
 
@@ -199,6 +198,8 @@ class RenderPool:
     async def close(self) -> None:
         self._closed = True
         self.turns.close()
+        for process in self._idle:
+            process.kill()
         self._idle.clear()
         await self._parent.close()
         serving = [queue.task for queue in self._queues.values() if queue.task is not None]
@@ -303,7 +304,7 @@ class RenderPool:
     def _keep(self, process: "_RenderProcess") -> None:
         """Of the bytes, one may take a quarter: so a namespace whose processes are large ends few of others'."""
         process.idle_bytes = process.fork.bytes_taken
-        if process.idle_bytes > max(FORK_BYTES, self._idle_bytes // 4):
+        if process.idle_bytes > self._idle_bytes // 4:
             process.kill()
             return
         self._idle.append(process)
