@@ -125,7 +125,7 @@ class _Running:
         except ConnectionError:
             self._on_end()
             raise
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Fork] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         return await answer
 
