@@ -222,8 +222,8 @@ class RenderPool:
                 _resolve(job.answer, Overloaded(_GAVE_UP))
 
     async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> int:
-        """Answer the jobs of a batch that can be answered together. Of the others, which come next, so many are to be
-        rendered each by itself, in turn with other tenants'."""
+        """Answer the jobs of a batch that can be answered together. Returns how many of the others, which come next,
+        are to be rendered each by itself, in turn with other tenants'."""
         try:
             answers = await self._ask(template, [job.context for job in batch])
         except OSError as error:
