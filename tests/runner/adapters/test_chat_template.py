@@ -91,9 +91,14 @@ def test_the_base_models_template_saved_again_is_the_base_models(base: Path, fol
     (folder / "chat_template.jinja").write_text(OF_BASE)
     assert own_template(folder, base) is None
     config(folder, bos_token="<s>", eos_token="</s>", pad_token="<|pad|>")
-    assert own_template(folder, base) is None, "a template that writes padding is none"
-    config(folder, eos_token="hello")
-    assert own_template(folder, base) is not None, "it writes another end"
+    assert own_template(folder, base) is None, "it writes no padding"
+    config(folder, eos_token="hello", unk_token="<unk>")
+    assert own_template(folder, base) is None, "it writes no end, either"
+    for each in (base, folder):
+        (each / "chat_template.jinja").write_text(OWN)
+    assert own_template(folder, base) is not None, "this one writes another end"
+    config(folder, eos_token="</s>", unk_token="<unk>", pad_token="</s>")
+    assert own_template(folder, base) is None, "what the template does not read may differ"
 
 
 def test_a_template_that_offers_tools_says_so(base: Path, folder: Path) -> None:

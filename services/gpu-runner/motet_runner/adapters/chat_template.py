@@ -21,7 +21,6 @@ from motet_runner.sources.file_selection import MAX_TEXT_BYTES
 
 JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 MAX_WHY_CHARACTERS = 300
-_PADDING = "pad_token"
 
 
 def own_template(folder: Path, base: Path | None) -> AdapterTemplate | None:
@@ -42,7 +41,8 @@ def own_template(folder: Path, base: Path | None) -> AdapterTemplate | None:
         raise _refused(f"{CONFIG}: {long} has more than {MAX_SPECIAL_TOKEN_CHARACTERS} characters.")
     base_text, of_base = _of_base(base)
     special_tokens = {name: own[name] or of_base.get(name, "") for name in SPECIAL_TOKENS}
-    if text == base_text and not any(special_tokens[name] != of_base[name] for name in of_base if name != _PADDING):
+    unlike = [name for name, token in of_base.items() if special_tokens[name] != token]
+    if text == base_text and not any(reads(text, name) for name in unlike):
         return None
     _check(text, place)
     return AdapterTemplate(text=text, special_tokens=special_tokens, shows_tools=reads(text, "tools"))
