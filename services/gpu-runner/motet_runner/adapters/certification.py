@@ -163,7 +163,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
     )
     recorded = read_recorded_answers(folder)
     base = Path(limits.model) if limits.model else None
-    check_tokenizer(folder, base, limits.vocabulary)
+    of_tokenizer = check_tokenizer(folder, base, limits.vocabulary)
     own = own_template(folder, base)
     template = own.encode() if own is not None else b""
     check_values(found.layout.file, found.tensors)
@@ -175,7 +175,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         target_modules=found.modules,
         mapped=len(found.tensors),
         method=found.method,
-        warnings=found.warnings,
+        warnings=(*found.warnings, *of_tokenizer),
         template_digest=digest_of_template(template) if template else "",
     )
     return Certification.of(certificate, found.layout, str(limits), recorded=recorded is not None, template=template)
