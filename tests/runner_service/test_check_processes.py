@@ -16,6 +16,7 @@ from threading import Barrier
 
 import pytest
 from structlog.testing import capture_logs
+from tokenizers import Regex, Tokenizer, models, normalizers
 
 from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
 from motet_runner.adapters import check_process, check_processes
@@ -74,6 +75,25 @@ def with_long_header(folder: Path) -> Path:
     header = json.dumps(shapes).encode()
     (write_adapter(folder) / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
+
+
+def with_tokenizer(folder: Path, normalizer: normalizers.Normalizer | None = None) -> Path:
+    made = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def with_slow_tokenizer(folder: Path) -> Path:
+    """It changes no text, and takes long."""
+    slow = normalizers.Replace(Regex(r"(?:.|.){10}\b\B"), "")
+    return with_tokenizer(write_adapter(folder), normalizers.Sequence([slow] * 4000))
+
+
+def with_large_tokenizer(folder: Path) -> Path:
+    """It makes a large text of a small one."""
+    return with_tokenizer(write_adapter(folder), normalizers.Sequence([normalizers.Replace("e", "e" * 500)] * 4))
 
 
 @pytest.mark.parametrize("name", ["x/../../elsewhere", "certificate.json", f"layout-{'0' * 32}.json", 7, None])
@@ -182,6 +202,29 @@ def test_a_check_that_takes_too_much_is_ended_and_the_next_one_goes_on(tmp_path,
     finally:
         processes.close()
     assert not children()
+
+
+@pytest.mark.parametrize(
+    ("make", "bounds", "says"),
+    [
+        (with_slow_tokenizer, {"cpu_seconds": 2.0}, "more than 2 s of CPU time"),
+        (with_large_tokenizer, {"memory_bytes": 200 << 20}, "ends with status -6"),
+    ],
+    ids=["time", "memory"],
+)
+def test_a_tokenizer_that_takes_too_much_is_refused(tmp_path, adapter, make, bounds, says):
+    (base := tmp_path / "base").mkdir()
+    processes = CheckProcesses(LIMITS._replace(model=str(with_tokenizer(base)), vocabulary=2), **bounds)
+    greedy = make(tmp_path / "greedy")
+    try:
+        with pytest.raises(AdapterIncompatible, match=says) as refused:
+            processes.check(greedy)
+        assert refused.value.reason == "TooLarge"
+        with_tokenizer(adapter, normalizers.Sequence([]))
+        (warning,) = processes.check(adapter).certificate.warnings
+        assert warning.startswith("tokenizer.json: normalizer is not that of the base model's tokenizer")
+    finally:
+        processes.close()
 
 
 def test_a_process_that_was_killed_is_replaced(processes, adapter):

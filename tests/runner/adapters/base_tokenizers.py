@@ -72,12 +72,20 @@ def qwen() -> Made:
     return _made(made, "Qwen2Tokenizer", model=model, bos_token=None, eos_token="<|im_end|>", **config)
 
 
-def llama_2() -> Made:
-    made = _piecewise("<unk>", "<s>", "</s>")
+def llama_2(*special: str) -> Made:
+    made = _piecewise("<unk>", "<s>", "</s>", *special)
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.post_processor = _begun(made, "<s>")
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
     return _made(made, "LlamaTokenizer", add_bos_token=True, add_eos_token=False, legacy=False, **tokens)
+
+
+def phi_3() -> Made:
+    """The words of Llama 2, and more special tokens, which take the blanks after them"""
+    content, config = llama_2("<|user|>", "<|end|>", "<|assistant|>")
+    for one in content["added_tokens"][3:]:
+        one["rstrip"] = config["added_tokens_decoder"][str(one["id"])]["rstrip"] = True
+    return content, config | {"eos_token": "<|end|>", "chat_template": TEMPLATE.replace("im_start", "user")}
 
 
 def llama_3() -> Made:
@@ -93,7 +101,7 @@ def gpt_2() -> Made:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     model = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    tokens = {name: "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     return _made(made, "GPT2Tokenizer", model=model, add_prefix_space=False, **tokens)
 
 
@@ -110,6 +118,7 @@ def gemma() -> Made:
 FORMS: dict[str, tuple[Callable[[], Made], str]] = {
     "qwen": (qwen, "qwen2"),
     "llama-2": (llama_2, "llama"),
+    "phi-3": (phi_3, "phi3"),
     "llama-3": (llama_3, "llama"),
     "gpt-2": (gpt_2, "gpt2"),
     "gemma": (gemma, "gemma"),

@@ -8,6 +8,7 @@ ids, and all else by the ids of texts.
 """
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -52,8 +53,10 @@ class _Outline:
 @dataclass(frozen=True, slots=True)
 class _Base:
     outline: _Outline
-    declared: frozenset[tuple[str, int]]
-    """The tokens and ids that its other files name. Its tokenizer may know nothing of them"""
+    declared: AbstractSet[tuple[str, int]]
+    """The tokens and ids that its other files name"""
+    untold: AbstractSet[str]
+    """The tokens of which its tokenizer may know nothing"""
     ordinary: Mapping[str, Ids]
     rare: Mapping[str, Ids]
     begun: Ids
@@ -96,8 +99,6 @@ class _Ids:
         self._declared = base.declared
         self._vocabulary = max(vocabulary, 1 + max(self._of_base.values(), default=-1))
         self._unused = unused
-        self.untold = unused | {token for token, _ in base.declared if token not in self._of_base}
-        """The tokens of which the base model's tokenizer may know nothing"""
 
     def check(self, place: str, token: str, number: int) -> None:
         known = self._of_base.get(token)
@@ -116,11 +117,11 @@ def _compare(tokenizer: "Tokenizer", own: _Outline, base: _Base, ids: _Ids) -> t
     of_base = base.outline
     for token, number in sorted(own.ids.items(), key=lambda one: one[1]):
         ids.check(TOKENIZER, token, number)
-    missing = next((one for one in of_base.ids if one not in own.ids and one not in ids.untold), None)
+    missing = next((one for one in of_base.ids if one not in own.ids and one not in base.untold), None)
     if missing is not None:
         raise _refused(f"{TOKENIZER}: it lacks the base model's token {_shown(missing)}")
     for token in (*own.added, *of_base.added):
-        if token not in ids.untold and own.added.get(token) != of_base.added.get(token):
+        if token not in base.untold and own.added.get(token) != of_base.added.get(token):
             raise _refused(f"{TOKENIZER}: added_tokens: {_shown(token)} is not found as in the base model's tokenizer")
     names = sorted(own.fields.keys() | of_base.fields.keys())
     unlike = [name for name in names if own.fields.get(name) != of_base.fields.get(name)]
@@ -143,19 +144,29 @@ def _given_other_ids(tokenizer: "Tokenizer", texts: Mapping[str, Ids]) -> str:
 
 
 def _base(folder: Path, unused: set[str]) -> _Base:
+    try:
+        declared = {(token, number) for _, token, number in _declared(folder, tokenizer_config(folder))}
+    except AdapterIncompatible:  # its pool says so, if that counts
+        declared = set()
+    ordinary: dict[str, Ids] = {}
     with _readable():
         tokenizer = _loaded(folder / TOKENIZER)
         outline = _outline(tokenizer)
-        added = [token for token in outline.added if token not in unused]
-        texts = [one for one in ordinary_texts(tokenizer, added) if not any(token in one for token in unused)]
-        ordinary = {text: ids_of(tokenizer, text) for text in texts}
-        rare = {text: ids_of(tokenizer, text) for text in rare_texts(added)}
+        untold = unused | {token for token, _ in declared if token not in outline.ids}
+        added = {outline.ids[token]: token for token in outline.added if token not in untold}
+        rare = {text: ids_of(tokenizer, text) for text in rare_texts([*added.values()])}
+        for text in ordinary_texts(tokenizer, [*added.values()]):
+            ids = ids_of(tokenizer, text)
+            if not any(token in text for token in untold):
+                (rare if _is_beside(text, ids, added) else ordinary)[text] = ids
         begun = ids_of(tokenizer, SAMPLE, special_tokens=True)
-    try:
-        declared = frozenset((token, number) for _, token, number in _declared(folder, tokenizer_config(folder)))
-    except AdapterIncompatible:  # its pool says so, if that counts
-        declared = frozenset()
-    return _Base(outline, declared, ordinary, rare, begun)
+    return _Base(outline, declared, untold, ordinary, rare, begun)
+
+
+def _is_beside(text: str, ids: Ids, added: Mapping[int, str]) -> bool:
+    """Whether the text has an added token and more"""
+    found = (added[number] for number in ids or () if number in added)
+    return any(token in text and token != text for token in found)
 
 
 def _declared(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
@@ -233,7 +244,8 @@ def _essence(value: Any) -> Any:
 
 
 def _shown(token: str) -> str:
-    return ascii(token)[:MAX_TOKEN_CHARACTERS]
+    shown = ascii(token)
+    return shown if len(shown) <= MAX_TOKEN_CHARACTERS else f"{shown[: MAX_TOKEN_CHARACTERS - 1]}…"
 
 
 def _refused(why: str) -> AdapterIncompatible:

@@ -63,8 +63,8 @@ Ids = Sequence[int] | None
 
 
 def ordinary_texts(tokenizer: "Tokenizer", added: Sequence[str]) -> Iterator[str]:
-    """The fixed ones, some that hold the words of this tokenizer, and each token that has been added to its words. None
-    begins with a blank."""
+    """The fixed ones, some that hold the words of this tokenizer, and the tokens that have been added to its words. No
+    text begins with a blank."""
     yield from PROSE.split("\n")
     yield from SPACED
     yield from FORMS
@@ -72,7 +72,7 @@ def ordinary_texts(tokenizer: "Tokenizer", added: Sequence[str]) -> Iterator[str
     for number in range(0, size, 1 + size // MAX_FROM_VOCABULARY):
         if text := tokenizer.decode([number]):
             yield f"a{text}" if text[0] in BLANKS else text
-    yield from islice(added, MAX_ADDED)
+    yield from islice((token for token in added if token[:1] not in BLANKS), MAX_ADDED)
 
 
 def rare_texts(added: Sequence[str]) -> Iterator[str]:
