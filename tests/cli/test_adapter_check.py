@@ -100,7 +100,12 @@ def test_another_tokenizer_than_the_base_models_is_refused(
     tokenizer["padding"] = None
     (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert run(adapter, MODEL, tmp_path) == 0
-    capsys.readouterr()
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+    odd = tokenizer | {"normalizer": {"type": "Replace", "pattern": {"String": "never in a text"}, "content": ""}}
+    (adapter / "tokenizer.json").write_text(json.dumps(odd))
+    assert run(adapter, MODEL, tmp_path) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning.startswith("tokenizer.json: normalizer is not that of the base model's tokenizer, which is used: ")
     tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=1 << 20, content="<|more|>"))
     (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert run(adapter, MODEL, tmp_path) == 1

@@ -1,5 +1,6 @@
 """Adapters that bring a chat template of their own, through the whole stack."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,23 @@ def adapter(folder: Path, name: str, template: str, *, of: str = "pirate") -> st
     return own.as_uri()
 
 
+def trained(folder: Path) -> str:
+    """With the model's template and tokenizer, as a training that adds an end token saves them"""
+    own, model = folder / "trained", BUNDLED / "model"
+    shutil.copytree(BUNDLED / "adapters" / "pirate", own)
+    shutil.copy(model / "chat_template.jinja", own)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (own / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "<|end|>"}))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"]["trim_offsets"] = not tokenizer["pre_tokenizer"]["trim_offsets"]
+    end = next(one["id"] for one in tokenizer["added_tokens"] if one["content"] == "<|end|>")
+    post_processor = tokenizer["post_processor"]
+    post_processor["single"].append({"SpecialToken": {"id": "<|end|>", "type_id": 0}})
+    post_processor["special_tokens"] = {"<|end|>": {"id": "<|end|>", "ids": [end], "tokens": ["<|end|>"]}}
+    (own / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return own.as_uri()
+
+
 def marked(times: int) -> str:
     """A template whose prompts are longer by this number of words"""
     return TEMPLATE.replace("times", str(times))
@@ -36,10 +54,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate"])
     write_adapter(manifests, "own", uri=adapter(folder, "own", marked(2)))
     write_adapter(manifests, "moved", uri=adapter(folder, "moved", marked(2)))
+    write_adapter(manifests, "trained", uri=trained(folder))
     write_adapter(manifests, "broken", uri=adapter(folder, "broken", "{% for message in messages %}\n{{ message }"))
     with running_stack(folder, manifests=manifests) as running:
         running.until(lambda: condition(running, "broken")["reason"] == "FormatRejected")
-        running.until(lambda: all(condition(running, name)["status"] == "True" for name in ("own", "moved", "pirate")))
+        names = ("own", "moved", "trained", "pirate")
+        running.until(lambda: all(condition(running, name)["status"] == "True" for name in names))
         yield running
 
 
@@ -78,6 +98,14 @@ def test_the_status_names_the_template(stack: LocalStack) -> None:
     digests = {one["name"]: (one["certificate"] or {}).get("templateDigest") for one in stack.status()["adapters"]}
     assert digests["own"].startswith("sha256:")
     assert digests["pirate"] is None
+
+
+def test_the_models_template_and_tokenizer_saved_again_are_the_models(stack: LocalStack) -> None:
+    (found,) = [one for one in stack.status()["adapters"] if one["name"] == "trained"]
+    assert found["certificate"].get("templateDigest") is None
+    (warning,) = found["certificate"]["warnings"]
+    assert warning.startswith("tokenizer.json: post_processor adds other tokens than the base model's tokenizer")
+    assert prompt_of(stack, "trained") == prompt_of(stack, "pirate")
 
 
 def test_no_prompt_of_one_revision_meets_the_weights_of_another(stack: LocalStack) -> None:

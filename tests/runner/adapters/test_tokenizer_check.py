@@ -80,6 +80,29 @@ def test_the_base_models_tokenizer_saved_again_is_the_base_models(
         assert own_template(saved, bases[form]) is None
 
 
+def test_a_token_for_masking_that_the_library_adds_is_not_used_and_not_refused(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(bases["gemma"], base := tmp_path / "base")
+    changed(bases["gemma"], base, lambda content: content["added_tokens"].pop(4))
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    del config["added_tokens_decoder"]["4"]
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = AutoTokenizer.from_pretrained(str(base), mask_token="<mask>")
+    tokenizer.save_pretrained(str(saved := tmp_path / "saved"))
+    added = json.loads((saved / "tokenizer.json").read_text())["added_tokens"]
+    assert "<mask>" in [one["content"] for one in added]
+    assert check(saved, base) == ()
+
+
+def test_another_part_that_changes_the_ids_of_no_sample_text_is_told(bases: dict[str, Path], folder: Path) -> None:
+    odd = {"type": "Replace", "pattern": {"String": "in no sample text"}, "content": ""}
+    changed(bases["llama-3"], folder, lambda content: content.update(normalizer=odd))
+    (told,) = check(folder, bases["llama-3"])
+    assert told.startswith("tokenizer.json: normalizer is not that of the base model's tokenizer, which is used: ")
+    assert told.endswith(" sample texts have the same ids")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_what_changes_no_id_is_not_told(bases: dict[str, Path], folder: Path, form: str) -> None:
     def change(content: dict[str, Any]) -> None:
@@ -222,6 +245,11 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
         lambda one: one.update(normalizer={"type": "Strip", "strip_left": False, "strip_right": True}),
         "normalizer is not that",
     ),
+    "blanks": (
+        "llama-3",
+        lambda one: one.update(normalizer={"type": "Replace", "pattern": {"String": "  "}, "content": " "}),
+        "normalizer is not that",
+    ),
     "no prefix": (
         "llama-2",
         lambda one: one.update(normalizer=one["normalizer"]["normalizers"][1]),
@@ -273,7 +301,7 @@ def test_a_text_that_only_one_of_them_can_tokenise_differs(tmp_path: Path, folde
 def test_no_ordinary_text_begins_with_a_blank(bases: dict[str, Path]) -> None:
     for base in bases.values():
         tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-        texts = [*tokenizer_texts.ordinary_texts(tokenizer, ["<s>"])]
+        texts = [*tokenizer_texts.ordinary_texts(tokenizer, ["    ", "<s>", " x"])]
         assert not [text for text in texts if not text or text[0] in " ▁"]
         assert "hello" in texts, "words of this tokenizer"
         assert texts[-1] == "<s>"
