@@ -245,9 +245,9 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
         lambda one: one.update(normalizer={"type": "Strip", "strip_left": False, "strip_right": True}),
         "normalizer is not that",
     ),
-    "blanks": (
+    "line breaks": (
         "llama-3",
-        lambda one: one.update(normalizer={"type": "Replace", "pattern": {"String": "  "}, "content": " "}),
+        lambda one: one.update(normalizer={"type": "Replace", "pattern": {"String": "\r\n"}, "content": "\n"}),
         "normalizer is not that",
     ),
     "no prefix": (
