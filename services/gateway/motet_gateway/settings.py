@@ -144,10 +144,10 @@ class Settings(BaseSettings):
     """Bytes of memory that a process may take for rendering, besides what it has at its start. The default is enough
     for any conversation of `max_body_bytes`."""
 
-    template_idle_bytes: int = Field(36 * 1024 * 1024, ge=16 * 1024 * 1024)
+    template_idle_bytes: int = Field(100 * 1024 * 1024, ge=16 * 1024 * 1024)
     """Bytes of memory that processes may take that have rendered chat templates and wait for the next conversation.
     Each namespace whose adapters have templates of their own needs one, which takes 4 to 5 MB, more with long
-    templates. The default is enough for about seven. Without one a conversation waits until a process has started and
+    templates. The default is enough for about twenty. Without one a conversation waits until a process has started and
     read the template. Raise it together with the memory of the gateway's container where there are more."""
 
     @field_validator("auth", "keys_file", mode="before")

@@ -34,7 +34,7 @@ RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""
 OF_MODELS = (None, None)
-IDLE_BYTES = 36 << 20
+IDLE_BYTES = 100 << 20
 """What processes that wait for their next job may take in all, where nobody says how much."""
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
 
