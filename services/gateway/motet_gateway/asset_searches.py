@@ -59,7 +59,7 @@ class Searches:
         return [one for own in self._of.values() for one in own.values() if one.digest == digest]
 
     def pause(self, search: Search, runners: int) -> float:
-        """Before it asks so many runners again: those that are found soon do not wait for those that never are."""
+        """Before it asks its runners again: those that are found soon do not wait for those that never are."""
         missing = sum(one.missing for one in self._of[search.owner.namespace].values())
         return SECONDS_PER_ASK * runners * missing
 
