@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 
 from motet_scheduler import garbage
 from motet_scheduler.garbage import MAX_KNOWN, collect_garbage, full_collections_put_off
+from tests.scheduler.builders import entry, ready
 
 
 @contextmanager
@@ -51,6 +52,26 @@ async def test_it_comes_at_each_look_while_few_requests_are_known(monkeypatch):
 async def test_it_is_not_put_off_for_ever(monkeypatch):
     monkeypatch.setattr(garbage, "MAX_PUT_OFF", 3)
     assert await collections_with(MAX_KNOWN + 1, 9) == 2
+
+
+def test_a_life_of_a_request_leaves_no_cycle():
+    """Under load nothing would find one for a day."""
+    driver = ready()
+    driver.attach()
+
+    def life(number):
+        driver.enqueue(f"r{number}")
+        driver.report("r0", entry(f"r{number}", 2))
+        driver.finish(f"r{number}")
+        driver.enqueue(f"c{number}")
+        driver.cancel(f"c{number}")
+
+    for number in range(100):  # until what remembers a number of them is full
+        life(number)
+    gc.collect()
+    for number in range(100, 200):
+        life(number)
+    assert gc.collect() < 100
 
 
 def test_no_full_collection_comes_by_itself_meanwhile():

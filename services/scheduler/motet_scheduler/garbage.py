@@ -1,7 +1,8 @@
 """When the collector of garbage looks at all objects: while few requests are known.
 
-It stops the process for three milliseconds for each thousand requests, and finds next to nothing. What nobody uses any
-more is freed without it, but for cycles. Those among young objects are still found as they come.
+It stops the process for five milliseconds for each thousand requests, and finds next to nothing. What nobody uses any
+more is freed without it, but for cycles: the lives of requests leave none (tests/scheduler/test_garbage.py). Those
+among young objects are still found as they come.
 """
 
 import asyncio
@@ -14,8 +15,8 @@ MAX_KNOWN = 1_000
 
 EVERY_SECONDS = 10.0
 
-MAX_PUT_OFF = 60
-"""How often in a row it is put off. Then it comes nevertheless, so cycles never use up the memory."""
+MAX_PUT_OFF = int(24 * 3600 / EVERY_SECONDS)
+"""How often in a row it is put off: for a day. Then it comes nevertheless, so cycles never use up the memory."""
 
 YOUNG_FOR = 2
 """How many collections look at the youngest objects only, before one looks at the next older ones, too. Python's own
