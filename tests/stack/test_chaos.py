@@ -44,6 +44,9 @@ STOPPED_SECONDS = 0.5, 6.0
 DRAIN_SECONDS, GATEWAY_AWAY_SECONDS = 4.0, 12.0
 """How long after a strike at a gateway its clients may be sent away: it drains, and it starts again."""
 STRIKES = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
+KINDS = ["gateway", "operator", "predictor", "runner", "scheduler", "supervisor"]
+ALL_STRIKES = [(kind, how) for kind in KINDS for how in STRIKES if (kind, how) != ("operator", signal.SIGTERM)]
+"""An operator that is told to end ends all that it has started."""
 MORE_DESCRIPTORS = 8
 """Than at the beginning, of one process: connections come and go."""
 ADAPTERS = "/cache/adapters/"
@@ -99,7 +102,7 @@ class Chaos:
         for turn in itertools.count():
             if self.over:
                 return
-            shape, asked = (number + 7 * turn) % SHAPES, time.monotonic()
+            shape = (number + 7 * turn) % SHAPES
             came: list[StreamedAnswer] = []
             how = "it ends early"
             try:
@@ -116,21 +119,26 @@ class Chaos:
                 assert (len(came[0].tokens), came[0].reasons) == (tokens_of(shape), ["length"])
                 self.whole += 1
                 continue
-            assert self.gateway_struck_at + GATEWAY_AWAY_SECONDS > asked, f"no gateway was struck: {how}"
+            assert self.gateway_struck_at + GATEWAY_AWAY_SECONDS > time.monotonic(), f"no gateway was struck: {how}"
             self.broken += 1
             await asyncio.sleep(0.1)
 
     async def strike(self, seconds: float) -> None:
         drawn, end = random.Random(0), time.monotonic() + seconds
+        left: list[tuple[str, signal.Signals]] = []
         while time.monotonic() < end:
             await asyncio.sleep(drawn.uniform(*PAUSE_SECONDS))
             services = (await asyncio.to_thread(self.stack.status))["services"]
             up = [one for one in services if one["ready"] and one["pid"]]
             if not up:
                 continue
-            kind = drawn.choice(sorted({one["kind"] for one in up}))
-            pid = int(drawn.choice([one for one in up if one["kind"] == kind])["pid"])
-            how = drawn.choice(STRIKES if kind != "operator" else STRIKES[:-1])  # that ends all that it has started
+            left = left or drawn.sample(ALL_STRIKES, len(ALL_STRIKES))
+            kind, how = left[-1]
+            of_kind = [one for one in up if one["kind"] == kind]
+            if not of_kind:  # it starts again
+                continue
+            left.pop()
+            pid = int(drawn.choice(of_kind)["pid"])
             with suppress(ProcessLookupError):
                 if kind == "gateway" and how is not signal.SIGSTOP:
                     self.gateway_struck_at = time.monotonic()
@@ -185,6 +193,7 @@ async def test_streams_are_right_whatever_happens_to_services_for_minutes(chaos:
     await chaos.run(SECONDS)
     print(f"{chaos.whole} whole streams, {chaos.broken} broken by a gateway, strikes {dict(chaos.strikes)}")
     assert chaos.whole > STREAMS
+    assert set(chaos.strikes) == {(kind, how.name) for kind, how in ALL_STRIKES}
     await asyncio.to_thread(chaos.stack.until, lambda: all(one["ready"] for one in chaos.stack.status()["services"]))
     await asyncio.to_thread(chaos.stack.until, lambda: not chaos.left())
     assert len(chaos.stack.processes()) == processes
