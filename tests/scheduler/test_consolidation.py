@@ -379,6 +379,12 @@ def test_as_many_move_as_save_most(drawn, step):
     assert saved(count) == pytest.approx(best) if count else best <= 1e-9
 
 
+@pytest.mark.parametrize(("again", "count"), [(0.49, 1), (0.51, 0)])
+def test_what_moves_saves_twice_what_it_costs(again, count):
+    """A thousand tokens fewer at a millisecond each: a second."""
+    assert worth_moving([Running(1500, again, request(1)), Running(500, 0.1, None)], 0.001) == count
+
+
 class Consolidating(RuleBasedStateMachine):
     """Requests come, go on, and end; runners break and come back. Every move keeps the rules."""
 
