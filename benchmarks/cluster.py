@@ -6,11 +6,11 @@ sequences), random, the fullest runner whatever adapters it has, and batches of 
 
 `hours`: the load rises evenly to 22 requests a second, half of what the cluster can do, and falls again. How many hours
 GPUs are busy with the shortest queue, over production's; and production's p99 of times between tokens, and of times to
-the first one, over those with the shortest queue. The next three take a third of the time. `random`: the hours with
-random placement. `full_load`: the peak is 44; the tokens of the middle third over those with the shortest queue.
+the first one, over those with the shortest queue. `random`: the hours with random placement, in a third of the time.
+`full_load`: the peak is 44; the tokens of the middle third over those with the shortest queue.
 `consolidation`: 30 requests a second for 80 seconds, then one, with answers of up to 4,096 tokens: the hours if an
 autoscaler may remove runners, so that requests move together (PU-18), over those if it may not; and the longest pause
-of an answer that moves. In `full_load` it may, too. `cold_loads`: as `hours`, with 1,000 adapters by Zipf's law, of
+of an answer that moves. In `full_load` it may, too. `cold_loads`: as `random`, with 1,000 adapters by Zipf's law, of
 which each GPU has 64; requests whose adapter has to be loaded, over those with the fullest runner, and the hours.
 `fcfs`: 1,000 requests wait for one GPU, with Punica's workloads (PU-25); throughput until none waits, or for 20
 minutes, over that of batches from consecutive requests for one adapter. `clustered`: the same over batches of one
@@ -21,7 +21,6 @@ Lengths are ShareGPT's, if `--data` or TEST_DATA names a folder with lengths/sha
     python -m benchmarks.cluster [--minutes 30] [--only CASE …] [--data FOLDER] [--json]
 """
 
-import os
 import random
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -30,7 +29,16 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_loads import LASTS, LENGTHS, LONGEST_OF_BURST, asked, burst, lengths, profile, triangle
+from benchmarks.cluster_loads import (
+    LASTS,
+    LONGEST_OF_BURST,
+    add_data_option,
+    asked,
+    burst,
+    lengths,
+    profile,
+    triangle,
+)
 from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.placements import (
     Fullest,
@@ -158,10 +166,10 @@ def at_random(given: Namespace) -> list[Result]:
 
 
 def full_load(given: Namespace) -> list[Result]:
-    seconds = 60 * given.minutes / 3
+    seconds = 60 * given.minutes
     ours, other = compared("full load", load(FULL, seconds, given.data), ShortestQueue(), seconds, shrinks=True)
     value = ours.in_middle / other.in_middle
-    return [figure("full_load_throughput", value, {"minutes": given.minutes / 3}, least=0.98)]
+    return [figure("full_load_throughput", value, {"minutes": given.minutes}, least=0.98)]
 
 
 def consolidation(given: Namespace) -> list[Result]:
@@ -247,7 +255,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="virtual time of a load that rises and falls")
     parser.add_argument("--requests", type=int, default=WAITING, help="requests that wait for one GPU")
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), help="these cases")
-    parser.add_argument("--data", type=Path, default=os.environ.get("TEST_DATA"), help=f"a folder with {LENGTHS}")
+    add_data_option(parser)
     given = parser.parse_args()
     report("cluster", [result for name in given.only for result in CASES[name](given)], as_json=given.json)
 

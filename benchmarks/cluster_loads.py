@@ -1,6 +1,8 @@
 """What simulated clusters of benchmarks are: a law for the time of a step, and requests with real lengths."""
 
+import argparse
 import math
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -43,6 +45,10 @@ def profile(slots: int = 64) -> Profile:
         ),
         law=StepLaw(fixed=0.022, decodes=((1, 0.00025), (BATCH, BATCH * 0.00025)), context=2e-7, prefill=6e-5),
     )
+
+
+def add_data_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=os.environ.get("TEST_DATA"), help=f"a folder with {LENGTHS}")
 
 
 Lengths = Callable[[], tuple[int, int]]

@@ -1,5 +1,5 @@
 """Measures how fairly tenants share runners, in virtual time: simulated runners under the real scheduler and the real
-supervisor, with conversations' lengths and step times from a law.
+supervisor, with conversations' lengths (see `benchmarks.cluster`) and step times from a law.
 
 `share_error`: tenants with weights 1, 2 and 5 always have requests waiting. It is the largest difference between a
 tenant's part of all that was computed, in the cost of tokens, and its weight's part. `noisy_ttft`: tenant `quiet` asks
@@ -7,7 +7,7 @@ for a quarter of what the runners can do, and `flood` for ten times all of it. I
 tenant's first tokens over the one without the flood, and `noisy_ttft_without_headroom` the same if runners kept no
 place. `headroom_cost` is what both compute with headroom over what they compute without.
 
-    python -m benchmarks.fair_shares [--minutes 30] [--seconds 600] [--runners 3] [--json]
+    python -m benchmarks.fair_shares [--minutes 30] [--seconds 600] [--runners 3] [--data FOLDER] [--json]
 """
 
 import random
@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import takewhile
+from pathlib import Path
 
+from benchmarks.cluster_loads import LONGEST, add_data_option, lengths
 from benchmarks.harness import Result, arguments, percentile, report
-from benchmarks.virtual_plan import Request, lognormal_workload
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.cluster import Cluster
@@ -27,7 +28,7 @@ from motet_simulator.plan.setup import Setup
 from motet_simulator.profiles.profile import EngineSize, Profile, StepLaw
 from motet_simulator.workloads.request import WorkloadRequest
 
-PLACES, LONGEST, SHARE, FLOOD_TIMES = 32, 1024, 0.25, 10
+PLACES, SHARE, FLOOD_TIMES = 32, 0.25, 10
 WEIGHTS = {"one": 1, "two": 2, "five": 5}
 TARGET_TTFT, TARGET_SHARE, TARGET_COST = 1.15, 2.0, 0.97
 PROFILE = Profile(
@@ -39,10 +40,6 @@ PROFILE = Profile(
     ),
     law=StepLaw(fixed=0.022, decodes=((1, 0.00025),), context=2e-7, prefill=6e-5),
 )
-LENGTHS = [
-    Request(min(one.prompt, LONGEST), min(one.output, LONGEST))
-    for one in lognormal_workload("sharegpt", 2 * LONGEST, (161.31, 337.99), (1.3, 1.0), 10_000).requests
-]
 QUIET, FLOOD = "quiet", "flood"
 BEFORE_SECONDS = 60.0
 """Until the runners are full, and answers have ended from whose lengths others are estimated."""
@@ -66,12 +63,13 @@ class OfTenants(Outcome):
             self.cost[answer.asked.tenant] += answer.asked.prompt_tokens + 2 * answer.delivered
 
 
-def asked(tenant: str, rate: float) -> Iterator[WorkloadRequest]:
+def asked(tenant: str, rate: float, data: Path | None) -> Iterator[WorkloadRequest]:
     chance, at = random.Random(tenant), 0.0
+    drawn = lengths(chance, data)
     while True:
         at += chance.expovariate(rate)
-        one = chance.choice(LENGTHS)
-        yield WorkloadRequest(at=at, prompt_tokens=one.prompt, output_tokens=one.output, tenant=tenant)
+        prompt, output = drawn()
+        yield WorkloadRequest(at=at, prompt_tokens=prompt, output_tokens=output, tenant=tenant)
 
 
 def played(
@@ -94,14 +92,14 @@ def played(
     return outcome
 
 
-def capacity_of(runners: int, seconds: float) -> float:
+def capacity_of(runners: int, seconds: float, data: Path | None) -> float:
     """Requests a second."""
-    full = played(runners, seconds, asked(QUIET, 8.0 * runners))
+    full = played(runners, seconds, asked(QUIET, 8.0 * runners, data))
     return full.answers / (full.seconds - BEFORE_SECONDS)
 
 
-def measure_shares(runners: int, seconds: float, capacity: float) -> list[Result]:
-    flood = [asked(tenant, 2 * capacity) for tenant in WEIGHTS]
+def measure_shares(runners: int, seconds: float, capacity: float, data: Path | None = None) -> list[Result]:
+    flood = [asked(tenant, 2 * capacity, data) for tenant in WEIGHTS]
     cost = played(runners, seconds, *flood, weights=WEIGHTS).cost
     total = sum(WEIGHTS.values())
     errors = {one: 100 * abs(cost[one] / cost.total() * total / weight - 1) for one, weight in WEIGHTS.items()}
@@ -115,12 +113,12 @@ def measure_shares(runners: int, seconds: float, capacity: float) -> list[Result
     ]
 
 
-def measure_noise(runners: int, seconds: float, capacity: float) -> list[Result]:
-    quiet = SHARE * capacity
-    alone = percentile(played(runners, seconds, asked(QUIET, quiet)).first[QUIET], 0.95)
+def measure_noise(runners: int, seconds: float, capacity: float, data: Path | None = None) -> list[Result]:
+    quiet, flood = SHARE * capacity, FLOOD_TIMES * capacity
+    alone = percentile(played(runners, seconds, asked(QUIET, quiet, data)).first[QUIET], 0.95)
     found, done = {}, {}
     for headroom in (True, False):
-        both = played(runners, seconds, asked(QUIET, quiet), asked(FLOOD, FLOOD_TIMES * capacity), headroom=headroom)
+        both = played(runners, seconds, asked(QUIET, quiet, data), asked(FLOOD, flood, data), headroom=headroom)
         found[headroom], done[headroom] = percentile(both.first[QUIET], 0.95) / alone, both.cost.total()
     cost = done[True] / done[False]
     settings = {"seconds": seconds, "runners": runners}
@@ -132,9 +130,9 @@ def measure_noise(runners: int, seconds: float, capacity: float) -> list[Result]
     ]
 
 
-def measure(minutes: float, seconds: float, runners: int) -> list[Result]:
-    capacity = capacity_of(runners, seconds / 2)
-    return measure_noise(runners, seconds, capacity) + measure_shares(runners, 60 * minutes, capacity)
+def measure(minutes: float, seconds: float, runners: int, data: Path | None) -> list[Result]:
+    capacity = capacity_of(runners, seconds / 2, data)
+    return measure_noise(runners, seconds, capacity, data) + measure_shares(runners, 60 * minutes, capacity, data)
 
 
 def main() -> None:
@@ -142,8 +140,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="virtual time with weights")
     parser.add_argument("--seconds", type=float, default=600.0, help="virtual time beside the flood")
     parser.add_argument("--runners", type=int, default=3)
+    add_data_option(parser)
     given = parser.parse_args()
-    report("fair_shares", measure(given.minutes, given.seconds, given.runners), as_json=given.json)
+    results = measure(given.minutes, given.seconds, given.runners, given.data)
+    report("fair_shares", results, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each side of noisy_ttft_live")
     parser.add_argument("--pairs", type=int, default=3, help="of the sides of noisy_ttft_live")
     parser.add_argument("--minutes", type=float, default=10.0, help="of false_moves")
-    parser.add_argument("--runners", type=int, default=2)
+    parser.add_argument("--runners", type=int, default=3)
     given = parser.parse_args()
     results = []
     for name in given.figures:

@@ -1,13 +1,14 @@
 """Measures how long a tenant waits for first tokens while another floods the runners with long prompts, in virtual
 time: simulated runners under the real scheduler and with the real plan of iterations. Step times come from a law.
 
-Tenant `quiet` asks for a quarter of what the runners can do, with lengths as in conversations. Tenant `flood` asks ten
-times for all, with prompts of 1,024 tokens and answers of 64: several of its prompts wait on each runner.
+Tenant `quiet` asks for a quarter of what the runners can do, with conversations' lengths (see `benchmarks.cluster`).
+Tenant `flood` asks ten times for all, with prompts of 1,024 tokens and answers of 64: several of its prompts wait on
+each runner.
 
 `noisy_prompts_ttft` is the 95th percentile of the quiet tenant's first tokens over the same without a flood.
 `noisy_prompts_ttft_by_arrival` is what it would be if prompts were computed by arrival.
 
-    python -m benchmarks.prompt_shares [--seconds 300] [--runners 3] [--json]
+    python -m benchmarks.prompt_shares [--seconds 300] [--runners 3] [--data FOLDER] [--json]
 """
 
 import random
@@ -15,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import takewhile
+from pathlib import Path
 
+from benchmarks.cluster_loads import LONGEST, add_data_option, lengths
 from benchmarks.harness import Result, arguments, percentile, report
-from benchmarks.virtual_plan import Request, lognormal_workload
 from motet_runner.plan import Sequence
 from motet_runner.plan.prompt_shares import PromptShares
 from motet_simulator.plan.answer import Answer
@@ -29,16 +31,12 @@ from motet_simulator.workloads.request import WorkloadRequest
 
 QUIET, FLOOD = "quiet", "flood"
 SHARE, TARGET = 0.25, 1.15
-LONGEST, FLOOD_PROMPT, FLOOD_ANSWER = 1024, 1024, 64
+FLOOD_PROMPT, FLOOD_ANSWER = 1024, 64
 ENGINE = EngineSize(
     pages=60_000 // 16, page_bytes=4096, adapter_rank_bytes=4096, max_sequences=32, prefill_chunk_tokens=256
 )
 LAW = StepLaw(fixed=0.022, decodes=((1, 0.00025),), context=2e-7, prefill=6e-5)
 PROFILE = Profile(machine="a law", model="a law", kernels="a law", engine=ENGINE, law=LAW)
-LENGTHS = [
-    Request(min(one.prompt, LONGEST), min(one.output, LONGEST))
-    for one in lognormal_workload("sharegpt", 2 * LONGEST, (161.31, 337.99), (1.3, 1.0), 10_000).requests
-]
 SATURATING = 5.0
 """Requests a second for each runner that no runner keeps up with."""
 BEGINNING_SECONDS = 20.0
@@ -65,12 +63,13 @@ class Seen(Outcome):
         return percentile(self.quiet, 0.95)
 
 
-def quiet(rate: float) -> Iterator[WorkloadRequest]:
+def quiet(rate: float, data: Path | None) -> Iterator[WorkloadRequest]:
     chance, at = random.Random(1), 0.0
+    drawn = lengths(chance, data)
     while True:
         at += chance.expovariate(rate)
-        one = chance.choice(LENGTHS)
-        yield WorkloadRequest(at=at, prompt_tokens=one.prompt, output_tokens=one.output, tenant=QUIET)
+        prompt, output = drawn()
+        yield WorkloadRequest(at=at, prompt_tokens=prompt, output_tokens=output, tenant=QUIET)
 
 
 def flood(rate: float) -> Iterator[WorkloadRequest]:
@@ -91,14 +90,14 @@ def played(asked: list[Iterator[WorkloadRequest]], *, runners: int, seconds: flo
     return seen
 
 
-def measure(runners: int, seconds: float) -> list[Result]:
-    full = played([quiet(SATURATING * runners)], runners=runners, seconds=seconds / 3)
+def measure(runners: int, seconds: float, data: Path | None) -> list[Result]:
+    full = played([quiet(SATURATING * runners, data)], runners=runners, seconds=seconds / 3)
     capacity = len(full.first_tokens) / full.seconds
     rate = SHARE * capacity
-    alone = played([quiet(rate)], runners=runners, seconds=seconds)
+    alone = played([quiet(rate, data)], runners=runners, seconds=seconds)
     p95 = {}
     for by_arrival in (False, True):
-        asked = [quiet(rate), flood(10 * capacity)]
+        asked = [quiet(rate, data), flood(10 * capacity)]
         seen = played(asked, runners=runners, seconds=seconds, by_arrival=by_arrival)
         p95[by_arrival] = seen.p95
         done = len(seen.first_tokens) - len(seen.quiet)
@@ -117,8 +116,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--runners", type=int, default=3)
+    add_data_option(parser)
     options = parser.parse_args()
-    report("prompt_shares", measure(options.runners, options.seconds), as_json=options.json)
+    report("prompt_shares", measure(options.runners, options.seconds, options.data), as_json=options.json)
 
 
 if __name__ == "__main__":
