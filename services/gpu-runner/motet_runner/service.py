@@ -144,7 +144,8 @@ class RunnerService:
 
     async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> LoadedRunner:
         settings = self._settings
-        limits = EngineLimits.of_engine(info).with_base(self._folder.absolute(), assets, info.vocabulary)
+        folder, uri = self._folder.absolute(), settings.model_uri
+        limits = EngineLimits.of_engine(info).with_base(folder, assets, info.vocabulary, uri)
         self._checks = CheckProcesses(limits)
         cache = DiskCache(
             self._process.cache_dir.absolute() / "adapters",

@@ -222,6 +222,14 @@ def test_what_may_not_be_meant_is_served_with_a_warning(folder: Path, shapes: Sh
     )
 
 
+def test_an_adapter_of_another_base_model_is_served_with_a_warning(folder: Path, shapes: Shapes) -> None:
+    change(folder, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
+    assert check(folder, shapes, max_rank=64).warnings == ()
+    assert check(folder, shapes, max_rank=64, base_name="Llama-3.1-8B").warnings == (
+        "base_model_name_or_path is meta-llama/Llama-3.1-8B-Instruct, and this base model is Llama-3.1-8B",
+    )
+
+
 def test_the_config_of_mlx_is_refused_by_its_name(folder: Path, shapes: Shapes) -> None:
     (folder / CONFIG).write_text(json.dumps({"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}}))
     with pytest.raises(AdapterIncompatible, match="form of MLX"):

@@ -14,6 +14,7 @@ from google.protobuf import json_format
 from motet.adapter_template import digest_of_template
 from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest
+from motet_runner.adapters.base_name import name_in_hub
 from motet_runner.adapters.chat_template import own_template
 from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
@@ -43,6 +44,8 @@ class EngineLimits(NamedTuple):
     """Of these files"""
     vocabulary: int = 0
     """The number of the base model's token ids"""
+    base_name: str = ""
+    """The base model's name in a hub; empty: it is not known"""
 
     @classmethod
     def of_engine(cls, info: EngineInfo) -> "EngineLimits":
@@ -62,8 +65,10 @@ class EngineLimits(NamedTuple):
         shapes = {module: (inputs, outputs) for module, (inputs, outputs) in modules.items()}
         return cls(shapes, rank, dtype, no_scales, tuple(biased), device_rank, *base)
 
-    def with_base(self, model: Path, asset_digest: Digest, vocabulary: int) -> "EngineLimits":
-        return self._replace(model=str(model), asset_digest=asset_digest, vocabulary=vocabulary)
+    def with_base(self, model: Path, asset_digest: Digest, vocabulary: int, uri: str = "") -> "EngineLimits":
+        """`uri`: where the model came from."""
+        name = name_in_hub(model, uri)
+        return self._replace(model=str(model), asset_digest=asset_digest, vocabulary=vocabulary, base_name=name)
 
     def encode(self) -> bytes:
         return orjson.dumps(tuple(self))
@@ -160,6 +165,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         no_scales=limits.no_scales,
         biased=limits.biased_modules,
         max_device_rank=limits.max_device_rank,
+        base_name=limits.base_name,
     )
     recorded = read_recorded_answers(folder)
     base = Path(limits.model) if limits.model else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
+from motet_runner.adapters.base_name import other_base
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import read_header
@@ -69,6 +70,7 @@ def check(
     no_scales: str = "",
     biased: Collection[str] = (),
     max_device_rank: int | None = None,
+    base_name: str = "",
 ) -> CheckResult:
     """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused. The others are
     fields of `certification.EngineLimits`; `biased` are the linears that have a bias."""
@@ -121,7 +123,7 @@ def check(
         alpha=config.alpha,
         method=config.method,
         layout=AdapterLayout.of(weights, stamp, device_rank, linears),
-        warnings=_warnings(config, loras),
+        warnings=_warnings(config, loras, base_name),
     )
 
 
@@ -172,8 +174,10 @@ def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, L
     return mapped
 
 
-def _warnings(config: LoraConfig, loras: dict[str, _Lora]) -> tuple[str, ...]:
+def _warnings(config: LoraConfig, loras: dict[str, _Lora], base_name: str) -> tuple[str, ...]:
     found = []
+    if (other := other_base(config.trained_on, base_name)) is not None:
+        found.append(other)
     if config.task not in GENERATES:
         found.append(f"task_type is {config.task[:MAX_QUOTED_CHARS]}, so it was not trained to generate text")
     if not isinstance(targets := config.modules.targets, str):

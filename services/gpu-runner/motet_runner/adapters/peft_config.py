@@ -27,10 +27,10 @@ MERGE = "merge it into the base model with PEFT's merge_and_unload(), and serve 
 IGNORED = frozenset(
     {
         "auto_mapping",  # these four say where the adapter comes from
-        "base_model_name_or_path",
+        "base_model_name_or_path",  # warned about, as task_type is
         "revision",
         "peft_version",
-        "task_type",  # warned about
+        "task_type",
         "inference_mode",  # these two matter only in training
         "lora_dropout",
         "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
@@ -91,6 +91,8 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules: ModuleSelection
     task: str = ""
+    trained_on: str = ""
+    """The base model's name or folder where it was trained; empty: it does not say"""
     matcher: Matcher = field(compare=False, repr=False)
 
     @property
@@ -170,6 +172,7 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             modules=_selection(raw, accept),
             task=task,
+            trained_on=trained_on if isinstance(trained_on := raw.get("base_model_name_or_path"), str) else "",
             matcher=matcher,
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:
