@@ -12,8 +12,7 @@ once with only these registered, and once with all; the CPU time of an engine, i
 
 `load_vs_read`: CPU time of a load from the page cache to the device, beside an engine, over reading the adapter's file
 and copying as many bytes. `host_vs_disk`: such a load where the host's memory keeps the adapter, over one from the page
-cache. `switch_vs_peft`: what PEFT takes to load an adapter, set it and delete the last one, over
-such a load.
+cache. `switch_vs_peft`: what PEFT takes to load an adapter and set it, over such a load.
 
 `hits_15`, `hits_10`: hits of the disk cache with 64 places over those of an eviction that knows the future, with Zipf
 1.5 and 1.0 over 2,000 adapters.
