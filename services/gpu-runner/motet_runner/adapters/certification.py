@@ -158,6 +158,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
     """Check an adapter's files and weights against the base model. Raises AdapterIncompatible, which says what is
     wrong."""
     limits = engine if isinstance(engine, EngineLimits) else EngineLimits.of_engine(engine)
+    base = Path(limits.model) if limits.model else None
     found = check(
         folder,
         limits.target_modules,
@@ -166,9 +167,9 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         biased=limits.biased_modules,
         max_device_rank=limits.max_device_rank,
         base_name=limits.base_name,
+        base=base,
     )
     recorded = read_recorded_answers(folder)
-    base = Path(limits.model) if limits.model else None
     of_tokenizer = check_tokenizer(folder, base, limits.vocabulary)
     own = own_template(folder, base)
     template = own.encode() if own is not None else b""

@@ -11,12 +11,13 @@ from pathlib import Path
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.base_name import other_base
+from motet_runner.adapters.equal_copies import without_copies
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
-CHECK_VERSION = 12
+CHECK_VERSION = 13
 """The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
@@ -71,13 +72,15 @@ def check(
     biased: Collection[str] = (),
     max_device_rank: int | None = None,
     base_name: str = "",
+    base: Path | None = None,
 ) -> CheckResult:
     """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused. The others are
-    fields of `certification.EngineLimits`; `biased` are the linears that have a bias."""
+    fields of `certification.EngineLimits`; `biased` are the linears that have a bias, `base` the model's folder."""
     config = read_config(folder)
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
-    tensors = map_tensors(read_header(weights), shapes)
+    stored = read_header(weights)
+    tensors = map_tensors(stored if base is None else without_copies(stored, weights, base), shapes)
     loras = _loras(tensors)
     ranks = _fit(loras, config, shapes, max_rank)
     rank = max(ranks.values())
