@@ -25,7 +25,6 @@ from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing, Start, is_refusal, is_wrong
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
-from motet_scheduler.policy.template_wishes import TemplateWish, TemplateWishes, Wanted
 from motet_scheduler.policy.values import (
     DIFFER,
     MAX_BUILDS,
@@ -48,10 +47,6 @@ CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
 MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
 """Per runner, with those that take so long that they hold up no others"""
-TEMPLATES_AT_ONCE = 4
-"""Per runner: loads for the sake of a chat template alone. Others are chosen in the order of requests."""
-MAX_TEMPLATES_DECIDED = 64
-"""With one event: adapters whose chat template gateways wait for"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +197,17 @@ class Check(NamedTuple):
 
 
 class Adapters:
-    def __init__(self, config: SchedulerConfig, bases: GroupBases, first_order: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        bases: GroupBases,
+        first_order: int,
+        places_changed: Callable[[Digest | None], None],
+    ) -> None:
         self._policy = config
         self._bases = bases
+        self._places_changed = places_changed
+        """Other runners hold an adapter than before, or a load of it has ended. None: a runner has come or gone."""
         self._orders = count(first_order)
         """The numbers of orders to runners."""
         self.by_name: dict[ObjectName, Adapter] = {}
@@ -232,7 +235,6 @@ class Adapters:
         would differ from process to process."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
-        self._template_wishes = TemplateWishes()
         self.may_be_ordered = False
         """Whether something has changed since orders were given last, so that others may be due."""
         self.order_times: list[float] = []
@@ -770,68 +772,6 @@ class Adapters:
         for runner, digest, source in missing:
             yield self.load(runner, digest, source, now)
 
-    # ------------------------------------------------------------------------------------------------------- templates
-
-    def templates_held(self, gateway: str, wanted: tuple[Wanted, ...], now: float) -> None:
-        """A gateway waits for the chat templates of these adapters. It replaces what it said before."""
-        if self._template_wishes.told(gateway, wanted, now):
-            self.may_be_ordered = True
-
-    def for_templates(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Load adapters whose chat template gateways wait for: requests for them cannot be enqueued before, so no
-        placement loads them."""
-        if not (due := self._template_wishes.due(now)):
-            return
-        groups: dict[GroupName, list[Runner]] = {}
-        for runner in runners:
-            if runner.takes_work:
-                groups.setdefault(runner.group, []).append(runner)
-        coming, full, decided = self._template_wishes.loading(now), set[GroupName](), 0
-        for wish in due:
-            of_group = groups.get(wish.group, [])
-            if not wish.loading and (wish.group in full or not _with_place(of_group, coming)):
-                full.add(wish.group)
-                continue  # it stays due
-            if decided == MAX_TEMPLATES_DECIDED:
-                self.order_at(now)
-                return
-            decided += 1
-            wish.due = now + self._policy.load_retry
-            self.order_at(wish.due)
-            if (order := self._for_template(wish, of_group, coming, now)) is not None:
-                yield order
-
-    def _for_template(
-        self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float
-    ) -> EnsureAdapter | None:
-        """A runner that holds the adapter may have no template of it: one of an earlier version, say, or one whose disk
-        has lost it. Gateways have asked there, so after a while another runner gets it."""
-        wish.loading, digest, patience = (), wish.digest, self._policy.load_retry
-        adapter = next((one for one in self.that_serve(digest) if one.spec.group == wish.group), None)
-        if adapter is None or (serving := self.usable(adapter)) is None:
-            return None
-        ref = adapter.spec.ref
-        able = [one for one in runners if one.serves(serving.key.base)]
-        wish.loading = tuple(one.instance for one in able if one.load_is_awaited(digest, ref, now, patience))
-        coming.update(wish.loading)
-        if wish.loading:
-            wish.since = now
-            return None
-        lacking = [one for one in able if digest not in one.resident]
-        if len(lacking) < len(able) and now < wish.since + patience:
-            return None
-        free = [
-            one
-            for one in _with_place(lacking, coming)
-            if one.load_may_be_retried(digest, ref, now) and one.may_serve(digest, str(ref.object))
-        ]
-        runner = min(free, key=lambda one: (coming[one.instance], len(one.resident), one.instance), default=None)
-        if runner is None:
-            return None
-        coming[runner.instance] += 1
-        wish.since, wish.loading = now, (runner.instance,)
-        return self.load(runner, digest, _source_of(adapter.spec, serving), now)
-
     def pin_again(self, runners: Iterable[Runner]) -> None:
         """They have not heard what they were told."""
         for runner in runners:
@@ -973,7 +913,7 @@ class Adapters:
         """A runner has reported on a fetch that it was ordered to make for its device."""
         if event.failure is not None or event.stage > AdapterStage.NONE:
             self._fetch_ended(runner, event.digest)
-            self._template_wishes.changed(event.digest)
+            self._places_changed(event.digest)
         elif event.bytes and event.digest in self._serving_sources():
             of_runners = self._coming.setdefault((runner.group, event.digest), {})
             coming = of_runners.setdefault(runner.instance, Coming(now, event.bytes, event.bytes, now))
@@ -990,7 +930,7 @@ class Adapters:
         """It is forgotten, or has been restarted."""
         start = start_of(runner)
         self._suspects.forget(start)
-        self._template_wishes.all_changed()
+        self._places_changed(None)
         for adapter in self.by_name.values():
             for key, state in list(adapter.states.items()):
                 if state.refusals or state.unable or state.silent:
@@ -1008,13 +948,13 @@ class Adapters:
 
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""
-        self._template_wishes.all_changed()
+        self._places_changed(None)
         for digest in runner.resident:
             self._tell_of(digest)
 
     def _tell_of(self, digest: Digest) -> None:
         self.may_be_ordered = True
-        self._template_wishes.changed(digest)
+        self._places_changed(digest)
         for name in (*self._serving_sources().get(digest, ()), *self.retired.get(digest, ())):
             self._to_tell[name] = None
 
@@ -1111,11 +1051,6 @@ def _all_have_refused(state: RevisionState, key: RevisionKey, runners: Iterable[
     """Those that are known, also those that are away"""
     of_base = [start_of(one) for one in runners if one.group == key.group and one.serves(key.base)]
     return bool(of_base) and all(map(state.is_refused_by, of_base))
-
-
-def _with_place(runners: Iterable[Runner], coming: Mapping[InstanceName, int]) -> list[Runner]:
-    """For one more adapter that is loaded for the sake of its chat template"""
-    return [one for one in runners if coming.get(one.instance, 0) < TEMPLATES_AT_ONCE]
 
 
 def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool:

@@ -211,7 +211,7 @@ class CatalogPublisher:
         self.save_withdrawn()
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
-        self._state.effects += self._state.adapters.for_templates(runners, self._state.now)
+        self._state.effects += self._state.template_loads.orders(runners, self._state.now)
 
     def save_withdrawn(self) -> None:
         """What serves no longer, because all runners have refused it, a successor must not serve."""

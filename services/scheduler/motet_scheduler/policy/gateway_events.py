@@ -40,7 +40,7 @@ class GatewayEvents:
 
     def connected(self, event: events.GatewayConnected) -> None:
         self._state.held.pop(event.gateway, None)
-        self._state.adapters.templates_held(event.gateway, (), self._state.now)
+        self._state.template_loads.held(event.gateway, (), self._state.now)
         self._departed.discard(event.gateway)
         # What waits here is enqueued again: its placement never arrived.
         self._lifecycle.forget_what_waits(event.gateway)
@@ -131,7 +131,7 @@ class GatewayEvents:
         self._state.gateways.discard(event.gateway)
         self._untold.pop(event.gateway, None)
         self._state.held.pop(event.gateway, None)
-        self._state.adapters.templates_held(event.gateway, (), self._state.now)
+        self._state.template_loads.held(event.gateway, (), self._state.now)
         self._departed.add(event.gateway)
         self._lifecycle.forget_what_waits(event.gateway)
         had_place = self._state.of_gateways[event.gateway].had_place
@@ -250,7 +250,7 @@ class GatewayEvents:
 
     def requests_held(self, event: events.RequestsHeld) -> None:
         self._state.held[event.gateway] = dict(event.groups)
-        self._state.adapters.templates_held(event.gateway, event.templates, self._state.now)
+        self._state.template_loads.held(event.gateway, event.templates, self._state.now)
 
     def levels_told(self, event: events.LevelsTold) -> None:
         self._state.quotas.hear(event.levels, self._state.now)

@@ -26,6 +26,8 @@ from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.template_loads import TemplateLoads
+from motet_scheduler.policy.template_wishes import TemplateWishes
 from motet_scheduler.policy.tenant_weights import TenantWeights
 from motet_scheduler.policy.timeline import Timelines
 from motet_scheduler.policy.values import Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
@@ -93,7 +95,9 @@ class SchedulerState:
         self.bases = GroupBases()
         self.bases_changed = False
         """By the current event: which base models new requests can have."""
-        self.adapters = Adapters(config, self.bases, first_order)
+        wishes = TemplateWishes()
+        self.adapters = Adapters(config, self.bases, first_order, places_changed=wishes.changed)
+        self.template_loads = TemplateLoads(config, self.adapters, wishes)
         if self.away_since_start:
             self.adapters.order_at(self.attached_by)  # what the others have refused need not wait for them any more
         self.limits = AdapterLimits()

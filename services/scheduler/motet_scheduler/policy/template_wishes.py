@@ -48,15 +48,11 @@ class TemplateWishes:
             of_digest.setdefault(group, TemplateWish(group, digest, now)).gateways.add(gateway)
         return True
 
-    def changed(self, digest: Digest) -> None:
-        """Other runners hold it than before, or a load of it has ended."""
-        for wish in self._wishes.get(digest, {}).values():
-            wish.due = -math.inf
-
-    def all_changed(self) -> None:
-        """A runner has come or gone."""
-        for digest in self._wishes:
-            self.changed(digest)
+    def changed(self, digest: Digest | None) -> None:
+        """Other runners hold it than before, or a load of it has ended. None: a runner has come or gone."""
+        for of_digest in self._wishes.values() if digest is None else (self._wishes.get(digest, {}),):
+            for wish in of_digest.values():
+                wish.due = -math.inf
 
     def due(self, now: float) -> list[TemplateWish]:
         """First those that were being loaded: others may have their places."""

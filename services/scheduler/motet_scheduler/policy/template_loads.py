@@ -1,0 +1,88 @@
+"""Loads of adapters whose chat template gateways wait for. Requests for them cannot be enqueued before, so no placement
+loads them."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from motet.domain import InstanceName
+from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.effects import EnsureAdapter
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.template_wishes import TemplateWish, TemplateWishes, Wanted
+from motet_scheduler.policy.values import GroupName, SchedulerConfig
+
+TEMPLATES_AT_ONCE = 4
+"""Per runner: loads for the sake of a chat template alone. Others are chosen in the order of requests."""
+MAX_TEMPLATES_DECIDED = 64
+"""With one event: adapters whose chat template gateways wait for"""
+
+
+class TemplateLoads:
+    def __init__(self, config: SchedulerConfig, adapters: Adapters, wishes: TemplateWishes) -> None:
+        self._policy = config
+        self._adapters = adapters
+        self._wishes = wishes
+
+    def held(self, gateway: str, wanted: tuple[Wanted, ...], now: float) -> None:
+        """A gateway waits for the chat templates of these adapters. It replaces what it said before."""
+        if self._wishes.told(gateway, wanted, now):
+            self._adapters.may_be_ordered = True
+
+    def orders(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
+        if not (due := self._wishes.due(now)):
+            return
+        groups: dict[GroupName, list[Runner]] = {}
+        for runner in runners:
+            if runner.takes_work:
+                groups.setdefault(runner.group, []).append(runner)
+        coming, full, decided = self._wishes.loading(now), set[GroupName](), 0
+        for wish in due:
+            of_group = groups.get(wish.group, [])
+            if not wish.loading and (wish.group in full or not _with_place(of_group, coming)):
+                full.add(wish.group)
+                continue  # it stays due
+            if decided == MAX_TEMPLATES_DECIDED:
+                self._adapters.order_at(now)
+                return
+            decided += 1
+            wish.due = now + self._policy.load_retry
+            self._adapters.order_at(wish.due)
+            if (order := self._order(wish, of_group, coming, now)) is not None:
+                yield order
+
+    def _order(
+        self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float
+    ) -> EnsureAdapter | None:
+        """A runner that holds the adapter may have no template of it: one of an earlier version, say, or one whose disk
+        has lost it. Gateways have asked there, so after a while another runner gets it."""
+        wish.loading, digest, patience = (), wish.digest, self._policy.load_retry
+        adapter = next((one for one in self._adapters.that_serve(digest) if one.spec.group == wish.group), None)
+        if adapter is None or (serving := self._adapters.usable(adapter)) is None:
+            return None
+        ref = adapter.spec.ref
+        able = [one for one in runners if one.serves(serving.key.base)]
+        wish.loading = tuple(one.instance for one in able if one.load_is_awaited(digest, ref, now, patience))
+        coming.update(wish.loading)
+        if wish.loading:
+            wish.since = now
+            return None
+        lacking = [one for one in able if digest not in one.resident]
+        if len(lacking) < len(able) and now < wish.since + patience:
+            return None
+        free = [
+            one
+            for one in _with_place(lacking, coming)
+            if one.load_may_be_retried(digest, ref, now) and one.may_serve(digest, str(ref.object))
+        ]
+        runner = min(free, key=lambda one: (coming[one.instance], len(one.resident), one.instance), default=None)
+        source = self._adapters.source_of(digest, str(ref.object))
+        if runner is None or source is None:
+            return None
+        coming[runner.instance] += 1
+        wish.since, wish.loading = now, (runner.instance,)
+        return self._adapters.load(runner, digest, source, now)
+
+
+def _with_place(runners: Iterable[Runner], coming: Mapping[InstanceName, int]) -> list[Runner]:
+    """For one more adapter that is loaded for the sake of its chat template"""
+    return [one for one in runners if coming.get(one.instance, 0) < TEMPLATES_AT_ONCE]
