@@ -280,6 +280,27 @@ async def test_processes_start_again_after_the_one_that_forks_them_has_died() ->
             await eventually(lambda child=child: has_ended(child))
 
 
+@pytest.mark.parametrize("template", ["another one", WITHOUT_END["nested loops"]])
+async def test_the_one_that_forks_them_is_replaced_if_it_is_stuck(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts no process, and tells of none that it has ended."""
+    monkeypatch.setattr(render_parent, "STUCK_SECONDS", 10.0)
+    async with rendering() as renderers, asyncio.timeout(PATIENCE_S):
+        await rendered(renderers, SAYS, HELLO)
+        (parent,), (child,) = parents(), children()
+        parent.suspend()
+        if template in WITHOUT_END.values():
+            with pytest.raises(InvalidRequest, match="CPU time"):
+                await rendered(renderers, TemplateText(template, {}), HELLO)
+        else:
+            other = TemplateText(template, {}, adapter_of="a")
+            assert await rendered(renderers, other, HELLO) == template
+        await eventually(lambda: has_ended(child))
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"
+        assert parents() != [parent]
+
+
 async def test_whoever_waits_for_a_process_gets_an_error_when_none_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render_parent.sys, "executable", "/nowhere/python")
     async with rendering() as renderers:

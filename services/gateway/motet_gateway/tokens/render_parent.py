@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 FORK_BYTES = 4_000_000
 """Of the memory that a fork shares at first, so much is soon its own: it has been written to."""
 END_SECONDS = 5.0
+STUCK_SECONDS = 20.0
+"""A process that has not answered for so long forks no more and tells of no end: it is ended, with its forks."""
 _CPU_TIME = 2
 """With a process's number it makes a clock's, on Linux: see `clock_getcpuclockid`."""
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
@@ -38,7 +40,7 @@ class RenderParent:
         """One that serves at the other end of `link`. Raises OSError."""
         try:
             return await (await self._parent()).fork(link, together=together)
-        except ConnectionError:  # it has been killed
+        except ConnectionError:  # it has been killed, or was stuck
             return await (await self._parent()).fork(link, together=together)
 
     async def close(self) -> None:
@@ -67,6 +69,15 @@ class Fork:
     def kill(self) -> None:
         if not self.ended.done():
             self._parent.end(self.pid)
+
+    async def status(self) -> int:
+        """Its exit status, once it has ended or nobody can tell any more whether it has"""
+        try:
+            async with asyncio.timeout(STUCK_SECONDS):
+                return await asyncio.shield(self.ended)
+        except TimeoutError:
+            self._parent.end_stuck()
+            return await self.ended
 
     @property
     def cpu_seconds(self) -> float | None:
@@ -127,7 +138,12 @@ class _Running:
             raise
         answer: asyncio.Future[Fork] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        return await answer
+        try:
+            async with asyncio.timeout(STUCK_SECONDS):
+                return await answer
+        except TimeoutError:
+            self.end_stuck()
+            raise ConnectionResetError("the process that forks renderers was stuck") from None
 
     def end(self, pid: int) -> None:
         if self.ended:
@@ -135,7 +151,13 @@ class _Running:
         try:
             self._orders.send(ORDER.pack(END, pid))
         except OSError:  # it reads nothing any more, or has ended: so do its forks
-            self._process.kill()
+            self._kill()
+
+    def end_stuck(self) -> None:
+        if not self.ended:
+            log.error("render_parent_stuck", seconds=STUCK_SECONDS)
+            self._kill()
+            self._on_end()
 
     async def close(self) -> None:
         if not self.ended:
@@ -144,9 +166,12 @@ class _Running:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             await self._process.wait()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
     def _on_said(self) -> None:
         try:
