@@ -1,6 +1,8 @@
 """Adapters that bring a chat template: who is asked by it, what bounds it, and what a change of revision does."""
 
 import asyncio
+import gc
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from motet.errors import InvalidRequest, Overloaded
 from motet_gateway import assets
 from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds
-from motet_gateway.tokens import namespace_turns
+from motet_gateway.tokens import namespace_turns, render_pool
 from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.namespace_turns import NamespaceTurns
 from motet_gateway.tokens.own_template import OwnTemplate
@@ -437,6 +439,46 @@ async def test_only_so_many_conversations_of_a_namespace_wait(monkeypatch: pytes
         assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
 
 
+async def test_who_leaves_takes_no_turn_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutations: what was abandoned is rendered; it stays in memory until its turn, or in the queue of its template."""
+    rendered = []
+    process = render_pool._RenderProcess  # noqa: SLF001
+    ask = process.ask
+
+    async def recorded(self: Any, text: TemplateText, contexts: list[bytes]) -> list[bytes]:
+        rendered.append(text.text)
+        return await ask(self, text, contexts)
+
+    monkeypatch.setattr(process, "ask", recorded)
+    context = encoded([{"role": "user", "content": "said " * 100}])
+    held = sys.getrefcount(context)
+
+    async def begun(text: str, context: bytes, count: int = 1) -> list[asyncio.Task[str]]:
+        some = [asyncio.create_task(renderer.render(template(text, "a"), context)) for _ in range(count)]
+        for _ in range(3):  # until their queue waits for its turn
+            await asyncio.sleep(0)
+        return some
+
+    async def leave(some: list[asyncio.Task[str]]) -> None:
+        for task in some:
+            task.cancel()
+        await asyncio.gather(*some, return_exceptions=True)
+
+    async with rendering(processes=2) as renderer:
+        async with renderer.turns.turn("a"):
+            (stays,) = await begun("stays", encoded(HELLO))
+            await leave(await begun("leaves", context))
+            for _ in range(40):
+                await leave(await begun("stays", context, count=50))
+            queues = renderer._queues.values()  # noqa: SLF001
+            assert max(len(queue.jobs) for queue in queues) <= 2 * render_pool.MAX_BATCH
+            await asyncio.sleep(0)  # the loop has its own last result until then
+            gc.collect()
+            assert sys.getrefcount(context) == held
+        assert await stays == "stays"
+    assert rendered == ["stays"]
+
+
 # --------------------------------------------------------------------------------------------------------------- bounds
 
 
@@ -490,11 +532,15 @@ async def test_templates_of_one_namespace_leave_memory_for_those_of_others(
     await store.close()
 
 
+@pytest.mark.parametrize(
+    "bounds", [{"disk_entries": 4, "disk_bytes": 1 << 20}, {"disk_entries": 99, "disk_bytes": 250}]
+)
 async def test_the_disk_has_a_bounded_number_of_templates(
-    cluster: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bounds: dict[str, int], cluster: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assets, "TIDY_SECONDS", 0.0)
-    store = store_in(tmp_path, cluster, disk_entries=4, disk_bytes=1 << 20)
+    """Also between the times at which it is tidied anyway"""
+    monkeypatch.setattr(assets, "TIDY_SECONDS", 1e9)
+    store = store_in(tmp_path, cluster, **bounds)
     found = [await fetch(store, cluster, f"text {number}", "a") for number in range(9)]
     await eventually(lambda: len([*tmp_path.iterdir()]) <= 5)
     assert all(store.get(digest) is not None for digest in found), "in memory they stay"

@@ -132,6 +132,16 @@ class _TemplateQueue:
     def __init__(self) -> None:
         self.jobs = RoomPerTenant[_RenderJob](sys.maxsize)
         self.task: asyncio.Task[None] | None = None
+        self._left = 0
+
+    def left(self) -> None:
+        """A job has ended, perhaps in the queue. What nobody waits for never has most of it: its turn may be far."""
+        self._left += 1
+        if self._left > max(MAX_BATCH, len(self.jobs) // 2):
+            self._left = 0
+            for job in self.jobs.take(len(self.jobs)):
+                if not job.answer.done():
+                    self.jobs.add(job)
 
 
 class _Died(Overloaded):
@@ -180,6 +190,7 @@ class RenderPool:
             raise template.error(error) from None
         finally:
             job.context = b""
+            queue.left()
 
     async def metered_code(self, template: TemplateText) -> bytes:
         """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
@@ -225,7 +236,7 @@ class RenderPool:
         """Answer the jobs of a batch that can be answered together. Returns how many of the others, which come next,
         are to be rendered each by itself, in turn with other tenants'."""
         try:
-            answers = await self._ask(template, [job.context for job in batch])
+            answers = await self._ask(template, batch)
         except OSError as error:
             log.error("render_process_start_failed", reason=str(error))
             for job in batch:
@@ -243,10 +254,15 @@ class RenderPool:
             _resolve(job.answer, said)
         return 0
 
-    async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
+    async def _ask(self, template: TemplateText, batch: list[_RenderJob]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
-        second dies, too, the messages are at fault. The same if one has no memory and has rendered before."""
+        second dies, too, the messages are at fault. The same if one has no memory and has rendered before. Those that
+        have left before their turn leave the batch."""
         async with self._process_free(template):
+            batch[:] = [job for job in batch if not job.answer.done()]
+            if not batch:
+                return []
+            contexts = [job.context for job in batch]
             waiting = self._waiting_process(template)
             try:
                 answers = await self._ask_one(waiting or await self._start(template), template, contexts)
@@ -418,7 +434,7 @@ class _RenderProcess(asyncio.Protocol):
 
     async def _death_reason(self) -> Exception:
         """The error for a process that ended without an answer."""
-        status = await asyncio.shield(self.fork.ended)
+        status = await self.fork.status()
         if status == -OUT_OF_TIME:
             log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
             return CannotRender(f"takes more than {self._cpu_seconds:g} s of CPU time for these messages")
