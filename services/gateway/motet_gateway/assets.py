@@ -45,6 +45,8 @@ MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 TEMPLATE = "template.json"
 TIDY_SECONDS = 60.0
+MAX_UNTIDIED = 1 / 16
+"""Of what the disk may have: when so much has come, it is tidied at once."""
 
 Asset = TypeVar("Asset")
 
@@ -146,6 +148,8 @@ class AssetStore(Generic[Asset]):
         self._called = -math.inf
         """When those that wait were last made to say what they want"""
         self._tidied = -math.inf
+        self._untidied = 0.0
+        """The part of what the disk may have that has come since"""
         self._failures: dict[str, tuple[float, MotetError]] = {}
         """With the time from which on a fetch may try again."""
         self._wanted: dict[str, float] = {}
@@ -285,10 +289,10 @@ class AssetStore(Generic[Asset]):
 
     async def _tidy_now_and_then(self) -> None:
         """Each time where few are kept. Where strangers decide how many, not for each of them."""
-        now = asyncio.get_running_loop().time()
-        if self._kind.bounds.disk_entries < math.inf and now - self._tidied < TIDY_SECONDS:
+        now, is_bounded = asyncio.get_running_loop().time(), self._kind.bounds.disk_entries < math.inf
+        if is_bounded and now - self._tidied < TIDY_SECONDS and self._untidied < MAX_UNTIDIED:
             return
-        self._tidied = now
+        self._tidied, self._untidied = now, 0.0
         used, fetched = {_name_of(one) for one in self._wanted}, {_name_of(one.digest) for one in self._tasks}
         await asyncio.to_thread(_tidy, self._folder, used, fetched, self._kind.bounds)
 
@@ -299,12 +303,14 @@ class AssetStore(Generic[Asset]):
             async with asyncio.timeout(FETCH_SECONDS), self._network.channel(address, "runner") as channel:
                 chunks = channel.download(ASSETS, asked)
                 async with contextlib.aclosing(chunks):
-                    await _write_files(chunks, unfinished, self._kind)
+                    received_bytes = await _write_files(chunks, unfinished, self._kind)
             if (received := await asyncio.to_thread(self._kind.digest, unfinished)) != asked.digest:
                 raise ValueError(f"its files have the digest {received}: they have changed since it started")
             # Another process may have put the same files there meanwhile.
             with contextlib.suppress(OSError):
                 unfinished.replace(folder)
+            bounds = self._kind.bounds
+            self._untidied += max(received_bytes / bounds.disk_bytes, 1 / bounds.disk_entries)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -360,7 +366,8 @@ def _tidy_unused(folder: Path, used: Collection[str]) -> None:
                     shutil.rmtree(one if unfinished else one.rename(folder / f"{UNFINISHED}{one.name}"))
 
 
-async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path, kind: AssetKind[Asset]) -> None:
+async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path, kind: AssetKind[Asset]) -> int:
+    """→ The bytes that have come"""
     received = 0
     async for chunk in chunks:
         received += len(chunk.data)
@@ -373,3 +380,4 @@ async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Pat
     if not (folder / kind.needed).exists():
         # The digest covers the list of files, so no other runner has this one either. Asking again is of no use.
         raise Internal(kind.lacks)
+    return received
