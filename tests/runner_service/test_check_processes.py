@@ -283,6 +283,29 @@ def test_a_check_ends_with_its_service(tmp_path):
     eventually(lambda: [one for one in (process, fork) if checks(one)], 0)
 
 
+def test_what_closes_ends_its_checks_and_begins_no_more(tmp_path, adapter):
+    """Mutation: only idle processes end. The check's thread then keeps its process, and a runner that ends waits for it:
+    that of a disk that hangs takes for ever."""
+    processes, slow = CheckProcesses(LIMITS), with_slow_pattern(tmp_path / "slow")
+    with ThreadPoolExecutor(1) as threads:
+        checking = threads.submit(processes.check, slow)
+        (process,) = eventually(children, 1)
+        (fork,) = eventually(lambda: children(of=int(process.name)), 1)
+        os.kill(int(fork.name), signal.SIGSTOP)  # it would not end by itself
+        try:
+            processes.close()
+            with pytest.raises(AdapterFetchFailed, match="This runner is ending") as ended:
+                checking.result(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(int(fork.name), signal.SIGKILL)
+    assert ended.value.retry_after > 0
+    eventually(lambda: [one for one in (process, fork) if checks(one)], 0)
+    with pytest.raises(AdapterFetchFailed, match="This runner is ending"):
+        processes.check(adapter)
+    assert not children()
+
+
 def meet(together: Barrier, ask: Callable[..., object], *given: object) -> object:
     together.wait()
     try:

@@ -24,6 +24,7 @@ MEMORY_BYTES = 1 << 30
 """What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
 SPARE_SECONDS = 30.0
 """After this time, one process stays."""
+_ENDING = "This runner is ending, and checks no more adapters. Motet tries again automatically."
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """The environment variables that a check inherits: no addresses, secrets or settings."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -41,6 +42,8 @@ class CheckProcesses:
         self._memory_bytes = memory_bytes
         self._idle: list[subprocess.Popen[bytes]] = []
         """As many as were checking at once, at most"""
+        self._checking: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
         self._spare: threading.Timer | None = None
         """While more than one is idle"""
         self._lock = threading.Lock()
@@ -64,9 +67,13 @@ class CheckProcesses:
             status, said = _ask(process, folder, header_only)
         except BaseException as error:
             if process is not None:
+                with self._lock:
+                    self._checking.discard(process)
                 _end(process)
             if not isinstance(error, OSError | EOFError):
                 raise
+            if self._closed:
+                raise temporary(_ENDING) from None
             log.error("adapter_checks_ended", status=process and process.returncode, reason=str(error))
             raise temporary(
                 "The process that checks adapters has ended. Motet tries again automatically. If that goes on, see the "
@@ -87,6 +94,11 @@ class CheckProcesses:
         raise AdapterIncompatible(f"The check of the adapter's files {why}. Save the adapter again.", reason="TooLarge")
 
     def close(self) -> None:
+        """Ends also those that check now: their threads see that, and there are no more."""
+        with self._lock:
+            self._closed = True
+            for process in self._checking:
+                process.kill()
         self._end_idle(0)
 
     def _take(self) -> subprocess.Popen[bytes] | None:
@@ -94,17 +106,23 @@ class CheckProcesses:
             while self._idle:
                 process = self._idle.pop()
                 if process.poll() is None:
+                    self._checking.add(process)
                     return process
                 _end(process)
         return None
 
     def _keep(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
-            self._idle.append(process)
-            if len(self._idle) == 1 or self._spare is not None:
-                return
-            self._spare = spare = threading.Timer(SPARE_SECONDS, self._end_idle, (1,))
-            spare.daemon = True
+            self._checking.discard(process)
+            if not (closed := self._closed):
+                self._idle.append(process)
+                if len(self._idle) == 1 or self._spare is not None:
+                    return
+                self._spare = spare = threading.Timer(SPARE_SECONDS, self._end_idle, (1,))
+                spare.daemon = True
+        if closed:
+            _end(process)
+            return
         try:
             spare.start()
         except RuntimeError:  # no more threads available
@@ -124,12 +142,17 @@ class CheckProcesses:
     def _start(self) -> subprocess.Popen[bytes]:
         limits = (str(self._cpu_seconds), str(self._memory_bytes))
         # Not in a session of its own: where the kernel divides time between sessions first, priorities would not count.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             (sys.executable, "-P", "-m", "motet_runner.adapters.check_process", *limits),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
         )
+        with self._lock:
+            self._checking.add(process)
+            if self._closed:
+                process.kill()  # its thread reads no answer
+        return process
 
 
 def _ask(process: subprocess.Popen[bytes], folder: Path, header_only: bool) -> tuple[int, bytes]:
