@@ -284,8 +284,7 @@ def test_a_check_ends_with_its_service(tmp_path):
 
 
 def test_what_closes_ends_its_checks_and_begins_no_more(tmp_path, adapter):
-    """Mutation: only idle processes end. The check's thread then keeps its process, and a runner that ends waits for it:
-    that of a disk that hangs takes for ever."""
+    """Mutation: only idle processes end. A runner that ends then waits for its check: for ever, if a disk hangs."""
     processes, slow = CheckProcesses(LIMITS), with_slow_pattern(tmp_path / "slow")
     with ThreadPoolExecutor(1) as threads:
         checking = threads.submit(processes.check, slow)
