@@ -912,6 +912,28 @@ def test_what_moves_nothing_any_more_is_withdrawn_once_all_say_so():
     assert (report(driver).serving, report(driver).failure) == ("", NO_EFFECT)
 
 
+def test_what_serves_is_withdrawn_once_more_runners_refuse_it_than_its_state_remembers():
+    runners = [f"r{number}" for number in range(MAX_REFUSED_BY + 2)]
+    driver = serving(*runners)
+    for runner in runners[:-1]:
+        news(driver, runner)
+    assert published(driver)["pirate"].digest == PIRATE
+    news(driver, runners[-1])
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert (status(driver).serving, status(driver).failure) == ("", WRONG)
+
+
+def test_what_serves_is_withdrawn_once_the_one_of_many_runners_is_forgotten_that_does_not_refuse_it():
+    runners = [f"r{number}" for number in range(MAX_REFUSED_BY + 2)]
+    driver = serving(*runners)
+    for runner in runners[:-1]:
+        news(driver, runner)
+    driver.detach(runners[-1])
+    driver.wait(driver.scheduler.config.forget_runner)
+    driver.wait(1)
+    assert status(driver).serving == ""
+
+
 def test_a_runner_that_cannot_check_what_is_doubted_takes_it_out_of_no_service():
     for failure, again in ((Failure("adapter_error", "no disk"), 0), (Failure("adapter_fetch_failed", "away", 5.0), 1)):
         driver = serving("r0", "r1")

@@ -383,9 +383,9 @@ class Adapters:
         if not self._to_check:
             return False
         here = {start_of(runner) for runner in runners if runner.attached}
-        of_base: defaultdict[tuple[GroupName, str], list[Start]] = defaultdict(list)
+        of_base: defaultdict[tuple[GroupName, str], list[Runner]] = defaultdict(list)
         for runner in runners:
-            of_base[runner.group, runner.base.digest].append(start_of(runner))
+            of_base[runner.group, runner.base.digest].append(runner)
         refused = False
         for adapter in self._to_check:
             if not adapter.states:
@@ -398,9 +398,9 @@ class Adapters:
                 elif now >= check.since + self._policy.load_retry:
                     adapter.put(key, state.overdue())
             refused |= self._nobody_left(adapter, runners)
-            if (serving := adapter.serving) is None or not (state := adapter.state_of(serving.key)).refusals:
+            if (serving := adapter.serving) is None or not adapter.state_of(serving.key).refusals:
                 continue
-            if all(map(state.is_refused_by, of_base[serving.key.group, serving.key.base])):
+            if _is_refused_by_all(adapter, serving, of_base[serving.key.group, serving.key.base]):
                 self._withdraw(adapter, runners, some_may_return=some_may_return(adapter.spec.group))
         return refused
 
@@ -645,8 +645,9 @@ class Adapters:
         serving = adapter.serving
         if serving is None or some_may_return or (serving.key != adapter.wanted and not adapter.newest.ended):
             return
-        state = adapter.state_of(serving.key)
-        if state.asked is not None or not _all_have_refused(state, serving.key, runners):
+        state, key = adapter.state_of(serving.key), serving.key
+        of_base = [one for one in runners if one.group == key.group and one.serves(key.base)]
+        if state.asked is not None or not of_base or not _is_refused_by_all(adapter, serving, of_base):
             return
         self._retire(adapter)
         adapter.serving, self._serving = None, None
@@ -1047,10 +1048,12 @@ class Adapters:
         self._retired_of.setdefault(spec.ref.object, {})[revision.digest] = None
 
 
-def _all_have_refused(state: RevisionState, key: RevisionKey, runners: Iterable[Runner]) -> bool:
-    """Those that are known, also those that are away"""
-    of_base = [start_of(one) for one in runners if one.group == key.group and one.serves(key.base)]
-    return bool(of_base) and all(map(state.is_refused_by, of_base))
+def _is_refused_by_all(adapter: Adapter, serving: Revision, runners: Iterable[Runner]) -> bool:
+    """Its state remembers some runners, and each runner some adapters."""
+    state, name = adapter.state_of(serving.key), str(adapter.spec.ref.object)
+    return bool(state.refusals) and all(
+        state.is_refused_by(start_of(one)) or not one.may_serve(serving.digest, name) for one in runners
+    )
 
 
 def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool:
