@@ -98,6 +98,20 @@ def test_the_order_stays_when_all_numbers_of_uses_begin_anew(monkeypatch: pytest
     assert loads.load("e", uses=400) == ["c"]
 
 
+def test_one_that_is_used_no_more_leaves_although_another_ones_use_has_the_numbers_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mutation: only the use of a kept one is seen to make the numbers smaller."""
+    monkeypatch.setattr(frequency, "_LARGEST", 1e6)
+    loads = Loads(1)
+    loads.load("a", uses=600)
+    weight = 0.0
+    while loads.host._frequency._weight > weight:  # noqa: SLF001 - until they begin anew
+        weight = loads.host._frequency._weight  # noqa: SLF001
+        loads.host.used(Digest("b"))
+    assert loads.load("b", uses=64) == ["a"]
+
+
 def test_a_gap_that_is_not_where_the_last_one_left_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """One leaves because there are too many, another gap is large enough, and stays so when its neighbour leaves."""
     loads = Loads(6)
@@ -194,6 +208,20 @@ def test_an_adapter_that_is_dropped_leaves_its_place(on_device: bool) -> None:
     device.run()
     assert (host.bytes, host.adapters, host.holds(Digest("x"))) == (2 * BLOCK_BYTES, 1, False)
     assert [event.digest for event in device.events if isinstance(event, AdapterLeftHost)] == ["x"]
+
+
+def test_an_adapter_that_is_loaded_again_before_it_is_forgotten_is_not_kept_untold() -> None:
+    """The service takes what it has dropped for gone from there."""
+    planner = make_planner(host_adapters=HostAdapters(4 * BLOCK_BYTES), bytes_of_rank=lambda rank: rank * BLOCK_BYTES)
+    device, host = FakeDevice(planner), planner.adapters.host
+    planner.commands.load_adapter(Digest("x"), adapter_layout(2))
+    device.run()
+    assert host.holds(Digest("x"))
+    planner.commands.drop_adapter(Digest("x"))
+    planner.commands.load_adapter(Digest("x"), adapter_layout(2))
+    device.run()
+    assert [event.digest for event in device.events if isinstance(event, AdapterLeftHost)] == ["x"]
+    assert (host.holds(Digest("x")), host.bytes) == (False, 0)
 
 
 def test_the_place_of_a_load_that_was_given_up_is_nobodys_until_its_thread_has_ended() -> None:

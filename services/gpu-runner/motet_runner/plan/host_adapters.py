@@ -65,11 +65,10 @@ class HostAdapters:
         """A request uses the adapter."""
         if not self.size:
             return
-        self._frequency.used(digest)
-        if (kept := self._kept.get(digest)) is not None and kept.rank is not None:
-            began_anew = self._frequency.of(digest) < kept.rank[0]  # all numbers are smaller now
-            for one in [*self._kept] if began_anew else (digest,):
-                self._rank(one, self._kept[one])
+        of_all = self._frequency.used(digest)
+        for one in [*self._kept] if of_all else (digest,):
+            if (kept := self._kept.get(one)) is not None:
+                self._rank(one, kept)
 
     def begin(
         self, number: int, digest: Digest, size: int, *, awaited: AbstractSet[Digest], pinned: IsPinned

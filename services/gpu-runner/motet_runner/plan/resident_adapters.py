@@ -214,7 +214,10 @@ class ResidentAdapters:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
         adapters than allowed, or to be proved. `pinned`: the platform wants it resident, until the next call says
         something else. It will load now if it can. `proof`: None if it may serve as it is."""
-        self._dropped.pop(digest, None)
+        if digest in self._dropped:
+            del self._dropped[digest]
+            if digest not in self._loading:
+                self._drop_in_host(digest)  # the service counts what is dropped as gone from there
         known = self._known.get(digest)
         new = known is None
         if known is None:

@@ -21,15 +21,17 @@ class Frequency:
         """What a use counts now. It grows, instead of what was counted shrinking."""
         self._counts: dict[Digest, float] = {}
 
-    def used(self, digest: Digest) -> None:
+    def used(self, digest: Digest) -> bool:
+        """→ True if all counts are smaller numbers now"""
         self._weight *= self._growth
         self._counts[digest] = self.of(digest) + self._weight
-        if self._weight > _LARGEST:
+        if begins_anew := self._weight > _LARGEST:
             self._counts = {one: count / self._weight for one, count in self._counts.items()}
             self._weight = 1.0
         if len(self._counts) > self._most:
             most_used = sorted(self._counts, key=self.of, reverse=True)
             self._counts = {one: self._counts[one] for one in most_used[: self._most // 2]}
+        return begins_anew
 
     def of(self, digest: Digest) -> float:
         return self._counts.get(digest, 0.0)
