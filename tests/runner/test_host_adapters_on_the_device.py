@@ -1,7 +1,6 @@
 """Adapters that have left the device load again from the host's memory."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -9,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from motet.domain import Digest
 from motet_runner.adapters.certification import certify
@@ -185,27 +185,57 @@ def test_where_there_is_no_memory_adapters_load_from_the_disk(llama: Path, folde
     assert engine.report().host_adapter_bytes == 0
 
 
-def refuse(*_: object) -> int:
-    return 2
+@pytest.mark.parametrize("available", [(MIB << 20) - 1, MIB << 20])
+def test_more_than_the_host_has_is_not_taken(llama: Path, available: int) -> None:
+    """Mutation: the kernel gives it page by page, and ends the runner once there is no more."""
+    with patch("motet_runner.engine.available_host_bytes", lambda: available), capture_logs() as logs:
+        engine = make_engine(llama, host_adapters_mib=MIB, host_kv_mib=1)
+    assert engine.diagnostics.planner.adapters.host.size == (0 if available < MIB << 20 else MIB << 20)
+    told = [(one["mib"], one["reason"]) for one in logs if one["event"] == "no_memory_for_adapters"]
+    assert told == ([(8, "7 MiB are available")] if available < MIB << 20 else [])
 
 
-@pytest.mark.parametrize(("register", "has_memory"), [(lambda *_: 0, True), (refuse, False)])
-def test_memory_that_the_driver_does_not_pin_is_not_used(register: Callable[..., int], has_memory: bool) -> None:
-    let_go = []
-    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=let_go.append)
+class Driver:
+    """Pins, or refuses to. What failed last, it tells after the next launch of a kernel, whatever that was."""
 
-    def check(code: int) -> None:
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.failed = 0
+        self.let_go: list[int] = []
+
+    def cudaHostRegister(self, *_: int) -> int:
+        self.failed = self.answer
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.let_go.append(address)
+
+    def launch(self, *_: object, device: str) -> None:
+        assert device == "cuda"
+        failed, self.failed = self.failed, 0
+        self.check(failed)
+
+    def check(self, code: int) -> None:
         if code:
             raise RuntimeError("CUDA error: out of memory")
 
-    with patch("torch.cuda.cudart", lambda: driver), patch("torch.cuda.check_error", check):
-        memory = adapter_memory(1 << 16, pinned=True)
+
+@pytest.mark.parametrize(("refused", "has_memory"), [(0, True), (2, False)])
+def test_memory_that_the_driver_does_not_pin_is_not_used(refused: int, has_memory: bool) -> None:
+    driver = Driver(refused)
+    with (
+        patch("torch.cuda.cudart", lambda: driver),
+        patch("torch.cuda.check_error", driver.check),
+        patch("torch.zeros", driver.launch),
+    ):
+        memory = adapter_memory(1 << 16, available=1 << 16, pinned=True)
+        assert not driver.failed, "what the engine launches next would fail"
         assert (memory is not None) is has_memory
         if memory is not None:
             assert len(memory) == 1 << 16
             address = memory.data_ptr()
             del memory
-            assert let_go == [address], "the memory goes, and is pinned no more"
+            assert driver.let_go == [address], "the memory goes, and is pinned no more"
 
 
 class Thread(SimpleNamespace):

@@ -4,6 +4,7 @@ It is one piece, made at the start, so that no load waits for an allocation. Wit
 """
 
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import structlog
@@ -14,12 +15,14 @@ from motet_runner.memory.out_of_memory import is_out_of_memory
 log = structlog.get_logger(__name__)
 
 
-def adapter_memory(size: int, *, pinned: bool) -> torch.Tensor | None:
-    """[bytes]. `pinned`: for a GPU, to which pages that cannot move are copied faster, and beside its work. None: there
-    is no such memory."""
+def adapter_memory(size: int, *, available: int, pinned: bool) -> torch.Tensor | None:
+    """[bytes]. `available`: to this process, on its host. `pinned`: for a GPU, to which pages that cannot move are
+    copied faster, and beside its work. None: there is no such memory."""
     if not size:
         return None
     try:
+        if size > available:  # the kernel would end the process instead of refusing some of it
+            raise MemoryError(f"{available >> 20} MiB are available")
         # The operating system gives it page by page, at the first write: adapters that never come take none.
         memory = np.zeros(size, dtype=np.uint8)
         if pinned:
@@ -36,5 +39,8 @@ def adapter_memory(size: int, *, pinned: bool) -> torch.Tensor | None:
 def _pin(memory: np.ndarray) -> None:
     """PyTorch's own pinned memory has a power of two of bytes, which may be nearly twice as many."""
     cuda = torch.cuda.cudart()
-    torch.cuda.check_error(cuda.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+    if failed := int(cuda.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):
+        with suppress(RuntimeError):  # CUDA tells the error once more, after the launch of a kernel
+            torch.zeros(1, device="cuda")
+    torch.cuda.check_error(failed)
     weakref.finalize(memory, cuda.cudaHostUnregister, memory.ctypes.data)
