@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motet_operator.cluster.api import Api
+from motet.kube import CONFLICT
+from motet_operator.cluster.api import Api, ApiRefused
 from motet_operator.cluster.cache import Cache, ObjectKey
 from motet_operator.cluster.kinds import (
     DEPLOYMENTS,
@@ -119,8 +120,7 @@ class OwnedObjectWrite:
         document, key = self.document, key_of(self.document)
         found = cache.get(self.kind, key)
         if found is None:  # the cache does not have objects without our label
-            stored, _ = await api.list(self.kind, key[0], fields=f"metadata.name={key[1]}", fresh=True)
-            found = next(iter(stored), None)
+            found = await self._stored(api)
         if found is None:
             await self._check_owner(api)
             document = document | {"spec": document["spec"] | self.initial_fields}
@@ -128,10 +128,22 @@ class OwnedObjectWrite:
             raise NameTaken(f"{self.kind.name} {key[1]}")
         else:  # the API server refuses the change if the object is gone meanwhile; with no uid it would create it
             document = document | {"metadata": document["metadata"] | {"uid": uid_of(found)}}
-        # Force only on our own object: another client may be creating one of this name right now.
-        answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
+        try:
+            # Force only on our own object: another client may be creating one of this name right now.
+            answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
+        except ApiRefused as error:
+            if found is not None and error.status == CONFLICT:
+                stored = await self._stored(api)
+                if stored is None or uid_of(stored) != uid_of(found):
+                    cache.remove(self.kind, found)  # the watch has not reported that yet
+            raise
         cache.normalized.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(self.kind, answer)
+
+    async def _stored(self, api: Api) -> Object | None:
+        namespace, name = key_of(self.document)
+        stored, _ = await api.list(self.kind, namespace, fields=f"metadata.name={name}", fresh=True)
+        return next(iter(stored), None)
 
     async def _check_owner(self, api: Api) -> None:
         """The end of an object may be known before the deletion of its pool, which caused it: they come over different

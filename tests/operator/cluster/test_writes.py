@@ -120,6 +120,46 @@ async def test_a_deployment_that_is_gone_meanwhile_is_not_made_again_by_a_change
     assert server.applied == 0
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["gone", "made again by another replica"])
+async def test_a_deployment_that_is_gone_is_written_although_its_watch_never_reports_that(another: bool) -> None:
+    """Mutation: the write is refused for as long as the watch is behind, and the pool's status says so."""
+    server, cache = Server(), Cache()
+    cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
+
+    class Behind:
+        stored = [server.change(uid="a later one", labels={"motet.dev/pool": "another"})] if another else []
+
+        async def list(self, *_: Any, **__: Any) -> tuple[list[Object], int]:
+            return self.stored, 1
+
+        async def apply(self, kind: Kind, document: Object, *, force: bool, **_: Any) -> Object:
+            uid = document["metadata"].get("uid")
+            if uid != (self.stored[0]["metadata"]["uid"] if self.stored else None):
+                raise ApiRefused("patch", kind, "pools", status=409, message="uid mismatch")
+            assert force is another
+            return server.change(uid=uid or "new", labels=document["metadata"]["labels"])
+
+    write = OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 1})
+    with pytest.raises(ApiRefused, match="uid mismatch"):
+        await write.carry_out(Behind(), cache)  # type: ignore[arg-type]
+    assert write.needed(cache)
+    await write.carry_out(Behind(), cache)  # type: ignore[arg-type]
+    assert not write.needed(cache)
+
+
+async def test_a_refusal_of_a_deployment_that_is_there_leaves_it_known() -> None:
+    server, cache = Server(), Cache()
+    cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
+
+    class Refuses(Server):
+        async def apply(self, kind: Kind, *_: Any, **__: Any) -> Object:
+            raise ApiRefused("patch", kind, "pools", status=409, message="a policy")
+
+    with pytest.raises(ApiRefused, match="a policy"):
+        await applied(Refuses(), cache)
+    assert cache.get(DEPLOYMENTS, ("pools", "demo-1")) is not None
+
+
 async def test_an_object_created_meanwhile_is_not_overwritten_by_force() -> None:
     asked: list[tuple[bool, int]] = []
 
