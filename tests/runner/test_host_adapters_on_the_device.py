@@ -188,8 +188,8 @@ def test_where_there_is_no_memory_adapters_load_from_the_disk(llama: Path, folde
 @pytest.mark.parametrize("available", [(MIB << 20) - 1, MIB << 20])
 def test_more_than_the_host_has_is_not_taken(llama: Path, available: int) -> None:
     """Mutation: the kernel gives it page by page, and ends the runner once there is no more."""
-    with patch("motet_runner.engine.available_host_bytes", lambda: available), capture_logs() as logs:
-        engine = make_engine(llama, host_adapters_mib=MIB, host_kv_mib=1)
+    with patch("motet_runner.memory.adapter_memory.available_host_bytes", lambda: available), capture_logs() as logs:
+        engine = make_engine(llama, host_adapters_mib=MIB)
     assert engine.diagnostics.planner.adapters.host.size == (0 if available < MIB << 20 else MIB << 20)
     told = [(one["mib"], one["reason"]) for one in logs if one["event"] == "no_memory_for_adapters"]
     assert told == ([(8, "7 MiB are available")] if available < MIB << 20 else [])
@@ -228,7 +228,7 @@ def test_memory_that_the_driver_does_not_pin_is_not_used(refused: int, has_memor
         patch("torch.cuda.check_error", driver.check),
         patch("torch.zeros", driver.launch),
     ):
-        memory = adapter_memory(1 << 16, available=1 << 16, pinned=True)
+        memory = adapter_memory(1 << 16, pinned=True)
         assert not driver.failed, "what the engine launches next would fail"
         assert (memory is not None) is has_memory
         if memory is not None:

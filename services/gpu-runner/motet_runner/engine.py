@@ -146,11 +146,7 @@ class Engine(PlannedEngine):
             linears.base,
             self._prover,
             copy_stream_for(loaded.device),
-            in_host=adapter_memory(
-                config.host_adapters_mib * MIB,
-                available=available_host_bytes(),
-                pinned=loaded.device.type == "cuda",
-            ),
+            in_host=adapter_memory(config.host_adapters_mib * MIB, pinned=loaded.device.type == "cuda"),
         )
         in_host = 0 if loads.in_host is None else len(loads.in_host)
         self._slabs = SlabWriter(linears.layout, linears.base)

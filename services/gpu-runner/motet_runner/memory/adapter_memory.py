@@ -10,18 +10,20 @@ import numpy as np
 import structlog
 import torch
 
+from motet_runner.memory.host_limit import available_host_bytes
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger(__name__)
 
 
-def adapter_memory(size: int, *, available: int, pinned: bool) -> torch.Tensor | None:
-    """[bytes]. `available`: to this process, on its host. `pinned`: for a GPU, to which pages that cannot move are
-    copied faster, and beside its work. None: there is no such memory."""
+def adapter_memory(size: int, *, pinned: bool) -> torch.Tensor | None:
+    """[bytes]. `pinned`: for a GPU, to which pages that cannot move are copied faster, and beside its work. None: there
+    is no such memory."""
     if not size:
         return None
     try:
-        if size > available:  # the kernel would end the process instead of refusing some of it
+        # The kernel would end the process instead of refusing some of it.
+        if size > (available := available_host_bytes()):
             raise MemoryError(f"{available >> 20} MiB are available")
         # The operating system gives it page by page, at the first write: adapters that never come take none.
         memory = np.zeros(size, dtype=np.uint8)

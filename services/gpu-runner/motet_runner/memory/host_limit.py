@@ -1,4 +1,4 @@
-"""How much host memory parked sequences may take by default."""
+"""How much memory the host has for what an engine keeps there: parked sequences, by default, and adapters."""
 
 from pathlib import Path
 
