@@ -10,6 +10,7 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.cold_waits import LOOKED_AT_ONCE, ColdWait
 from motet_scheduler.policy.deadlines import SLACK
+from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import AdapterStage
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready, resident
 
@@ -179,6 +180,17 @@ def test_whoever_comes_and_goes_is_remembered_no_longer_than_others() -> None:
     driver.wait(1.0)
     gc.collect()
     assert sum(type(one) is ColdWait for one in gc.get_objects()) <= SLACK + 2
+
+
+def test_requests_that_have_ended_take_no_memory_while_their_wait_would_last() -> None:
+    driver = with_cold_pirate(cold_wait=3600.0)
+    for number in range(50):
+        driver.enqueue(f"r{number}", digest=PIRATE)
+        driver.cancel(f"r{number}")
+    gc.collect()
+    known = driver.scheduler.requests.values()
+    assert len(known) == 1
+    assert not [one for one in gc.get_objects() if type(one) is Request and one.id.startswith("r")]
 
 
 def test_requests_that_have_ended_leave_nothing_behind() -> None:

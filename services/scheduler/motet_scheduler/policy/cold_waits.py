@@ -28,8 +28,14 @@ LOOKED_AT_ONCE = 32
 
 @dataclass(slots=True, eq=False)
 class ColdWait:
-    request: Request
+    """It names its request: one that has ended needs no memory until this wait is over."""
+
+    request: RequestId
+    sequence: int
+    """The request's: its id may come again."""
+    group: GroupName
     source: DigestSource
+    digest: Digest
     seconds: float
     """How long it may wait."""
 
@@ -50,9 +56,11 @@ class ColdWaits:
             return  # its client reads already, and is not sent away
         of_digest = self._of_digest.setdefault((request.group, request.digest), {})
         before = of_digest.get(request.id)
-        if (before is None or before.request is not request) and not self._is_on_a_device(request):
-            wait = of_digest[request.id] = ColdWait(request, source, self._longest(request.group))
-            self._due.add(self._state.now + wait.seconds, wait)
+        if (before is None or before.sequence != request.sequence) and not self._is_on_a_device(request):
+            seconds = self._longest(request.group)
+            wait = ColdWait(request.id, request.sequence, request.group, source, request.digest, seconds)
+            of_digest[request.id] = wait
+            self._due.add(self._state.now + seconds, wait)
 
     def _longest(self, group: GroupName) -> float:
         if self._pools is not self._state.pools:  # each catalog has others
@@ -79,27 +87,28 @@ class ColdWaits:
     def end_some(self) -> None:
         """Of those that have lasted too long."""
         for wait in self._due.expired(self._state.now, LOOKED_AT_ONCE):
-            if self._may_run_unseen(wait.request):
+            request = self._state.requests[wait.request]
+            if self._may_run_unseen(request):
                 self._due.add(self._state.now + UNKNOWN_SECONDS, wait)
                 continue
             self._end(wait)
-            if not wait.request.delivered:
-                self._refuse(wait)
+            if not request.delivered:
+                self._refuse(wait, request)
 
     def _waits(self, _at: float, wait: ColdWait) -> bool:
         """False if its adapter has come, or its request has ended."""
-        request = wait.request
-        if self._of_digest.get((request.group, request.digest), {}).get(request.id) is not wait:
+        if self._of_digest.get((wait.group, wait.digest), {}).get(wait.request) is not wait:
             return False
-        if self._state.requests.get(request.id) is request and not request.forgotten:
+        request = self._state.requests.get(wait.request)
+        if request is not None and request.sequence == wait.sequence and not request.forgotten:
             return True
         self._end(wait)
         return False
 
     def _end(self, wait: ColdWait) -> None:
-        key = wait.request.group, wait.request.digest
+        key = wait.group, wait.digest
         of_digest = self._of_digest[key]
-        del of_digest[wait.request.id]
+        del of_digest[wait.request]
         if not of_digest:
             del self._of_digest[key]
 
@@ -109,8 +118,7 @@ class ColdWaits:
         runner = self._state.runners.get(placement.instance) if placement is not None else None
         return runner is not None and not runner.attached
 
-    def _refuse(self, wait: ColdWait) -> None:
-        request = wait.request
+    def _refuse(self, wait: ColdWait, request: Request) -> None:
         if request.placement is not None:
             self._lifecycle.cancel_at_runner(request.placement, request.id, "its adapter loads for too long")
         again = self._retry_after(wait)
@@ -123,8 +131,8 @@ class ColdWaits:
     def _retry_after(self, wait: ColdWait) -> float:
         """When the bytes that lack will have come, at the rate at which bytes come now, or have come to the group last.
         Without a rate: after as long as it has waited."""
-        coming = self._state.adapters.coming_to(wait.request.group, wait.request.digest)
-        rate = (coming.rate if coming is not None else 0.0) or self._state.adapters.rates.get(wait.request.group, 0.0)
+        coming = self._state.adapters.coming_to(wait.group, wait.digest)
+        rate = (coming.rate if coming is not None else 0.0) or self._state.adapters.rates.get(wait.group, 0.0)
         fetched = coming.fetched if coming is not None else 0
         seconds = max(0, wait.source.bytes - fetched) / rate if rate and wait.source.bytes else wait.seconds
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
