@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from motet_runner.adapters import cached_files
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, slab_key
 
 MAX_SLABS = 2
@@ -74,8 +75,13 @@ class Part(NamedTuple):
 class Slab:
     """A context manager that holds a slab open. Raises FileNotFoundError if there is none, and SlabDamaged."""
 
-    def __init__(self, adapter: AdapterLayout, run_bytes: int, linears: Sequence[str]) -> None:
-        """`linears`: all that an adapter may change, in the engine's order"""
+    def __init__(
+        self, adapter: AdapterLayout, run_bytes: int, linears: Sequence[str], *, only_cached: bool = False
+    ) -> None:
+        """`linears`: all that an adapter may change, in the engine's order. `only_cached`: raise BlockingIOError, or
+        another OSError, where a read would wait for the disk"""
+        self._only_cached = only_cached
+        self._flags = cached_files.NOWAIT if only_cached else 0
         self._adapter = adapter
         self._run_bytes = run_bytes
         self._linears = linears
@@ -85,7 +91,10 @@ class Slab:
         self.scales = False
 
     def __enter__(self) -> "Slab":
-        self._file = os.open(_path_of(self._adapter), os.O_RDONLY | os.O_CLOEXEC)
+        path = os.path.join(os.path.dirname(self._adapter.path), self._adapter.slab)  # noqa: PTH118, PTH120 - see above
+        self._file = (
+            cached_files.open_cached(path) if self._only_cached else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        )
         try:
             self._read_head()
         except BaseException:
@@ -98,8 +107,14 @@ class Slab:
 
     def read(self, part: Part, at: int, run: Bytes) -> None:
         """Read a part, which begins at this place of the file, into its place in the run."""
-        into = run[part.begin : part.end].data
-        self._fill(into, at)
+        self._fill(run[part.begin : part.end].data, at)
+        self.compare(part, run)
+
+    def read_some(self, into: Bytes, at: int) -> None:
+        """Read what begins at this place of the file: a part of a part. `compare` says at its end whether it is right."""
+        self._fill(into.data, at)
+
+    def compare(self, part: Part, run: Bytes) -> None:
         found = run[part.begin : part.end]
         right = _sum(found) == part.sum if self._known else _checksum(found) == part.checksum
         if not right:
@@ -108,6 +123,8 @@ class Slab:
     def verified(self) -> None:
         """All parts were read. Until somebody writes to the file, only their sums are compared: that finds what a disk
         does to them."""
+        if not self._only_cached:
+            cached_files.note(self._adapter.path, self._file)
         if not self._known:
             _verified[self._state] = None
             if len(_verified) > MAX_VERIFIED:
@@ -127,7 +144,7 @@ class Slab:
         # The kernel notes the time of each write as ctime, which nobody can set.
         self._state = (status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns)
         self._known = self._state in _verified
-        begin = os.pread(self._file, min(most, 2 * _BLOCK), 0)
+        begin = self._beginning(min(most, 2 * _BLOCK))
         if len(begin) < _HEAD.size:
             raise SlabDamaged
         magic, key, run_bytes, self.scales, linears, count = _HEAD.unpack_from(begin)
@@ -136,7 +153,7 @@ class Slab:
         end = marks + count * _PART.size
         if (magic, key, run_bytes, linears) != expected or end + _DIGEST_BYTES > most:
             raise SlabDamaged
-        head = begin if len(begin) >= end + _DIGEST_BYTES else os.pread(self._file, end + _DIGEST_BYTES, 0)
+        head = begin if len(begin) >= end + _DIGEST_BYTES else self._beginning(end + _DIGEST_BYTES)
         if _digest(head[:end]) != head[end : end + _DIGEST_BYTES]:
             raise SlabDamaged
         changes = np.unpackbits(np.frombuffer(head[_HEAD.size : marks], np.uint8), count=linears)
@@ -148,9 +165,13 @@ class Slab:
         if not ordered or ends[-1] > run_bytes or self._begin + sum(part.size for part in self.parts) != size:
             raise SlabDamaged
 
+    def _beginning(self, size: int) -> bytes:
+        begin = bytearray(size)
+        return bytes(begin[: os.preadv(self._file, [begin], 0, self._flags)])
+
     def _fill(self, into: memoryview, at: int) -> None:
         while into:
-            count = os.preadv(self._file, [into], at)
+            count = os.preadv(self._file, [into], at, self._flags)
             if not count:
                 raise SlabDamaged
             at, into = at + count, into[count:]

@@ -2,7 +2,8 @@
 
 A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
 into the pages that the plan gave to the adapter. How much that is, `load_pace.py` says. An adapter that is in the page
-cache mostly arrives with the plan that begins it, because an iteration waits for a new load as long as it may.
+cache mostly arrives with the plan that begins it, because an iteration waits for a new load as long as it may. On a CPU
+it needs no thread then: the worker's thread reads its slab into these pages (`slab_in_place.py`).
 
 An adapter that has arrived is proved there, if a plan says so (`execute/proof`): also a part with each plan.
 """
@@ -22,7 +23,8 @@ from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad, KeptInHost
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.proof import Proof
-from motet_runner.adapters.slab import remove_damaged
+from motet_runner.adapters.slab import Bytes, remove_damaged
+from motet_runner.adapters.slab_in_place import NotInPlace, SlabInPlace
 from motet_runner.execute.adapters.load_pace import LoadPace
 from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
@@ -57,7 +59,7 @@ class LoadResults:
 @dataclass(slots=True)
 class _Loading:
     load: AdapterLoad
-    host: HostLoad | KeptInHost
+    host: HostLoad | KeptInHost | SlabInPlace
     began: float
     asked: bool = False
     """True if it may read since an earlier iteration."""
@@ -207,9 +209,15 @@ class AdapterLoads:
             place = self.in_host[load.host.begin : load.host.begin + layout.bytes]
             if load.host.contents is not None:
                 return _Loading(load, KeptInHost(layout, place, load.host.contents), self.clock())
+        elif load.layout.slab and not self.memory.is_cuda:
+            with suppress(*NotInPlace):
+                return _Loading(load, SlabInPlace(load.layout, layout), self.clock())
+        return _Loading(load, self._on_thread(load, layout, place), self.clock())
+
+    def _on_thread(self, load: AdapterLoad, layout: RunLayout, place: torch.Tensor | None = None) -> HostLoad:
+        """Raises RuntimeError."""
         memory = place if place is not None else self._kept.pop() if self._kept else None
-        host = HostLoad(load.layout, layout, self.base, pinned=self.memory.is_cuda, memory=memory)
-        return _Loading(load, host, self.clock())
+        return HostLoad(load.layout, layout, self.base, pinned=self.memory.is_cuda, memory=memory)
 
     def _give_up(self, number: int) -> None:
         loading = self._loading.pop(number)
@@ -324,6 +332,8 @@ class AdapterLoads:
     def _copy_some(self, loading: _Loading, first_page: int, share: "_Share") -> bool:
         """Copy the next part, at most the share. True if nothing is left."""
         host = loading.host
+        if isinstance(host, SlabInPlace):
+            return self._read_in_place(loading, host, first_page, share)
         began = self.clock()
         host.ended(share.wait if loading.waits else 0.0)
         share.wait = max(0.0, share.wait - (self.clock() - began))
@@ -339,6 +349,25 @@ class AdapterLoads:
         self.stream.copy(self.memory.view(-1)[offset + begin : offset + end], host.run[begin:end])
         loading.copied_bytes = end
         return end == host.layout.bytes and host.ended()
+
+    def _read_in_place(self, loading: _Loading, host: SlabInPlace, first_page: int, share: "_Share") -> bool:
+        """The same, where the next part is read into its place."""
+        begin, offset = host.read_bytes, first_page * self.memory.shape[1]
+        try:
+            host.read(self._places[offset : offset + host.layout.bytes], share.to_copy)
+        except NotInPlace:
+            host.give_up()
+            loading.host, loading.asked, loading.seen_bytes = self._on_thread(loading.load, host.layout), False, 0
+            return False
+        self.parts += host.read_bytes > begin
+        loading.seen_bytes = host.read_bytes
+        share.to_copy -= host.read_bytes - begin
+        return host.read_bytes == host.layout.bytes
+
+    @property
+    def _places(self) -> Bytes:
+        """Of a CPU's device"""
+        return self.memory.view(-1).numpy()
 
 
 @dataclass(slots=True)
