@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ MOST_OF_WARM, MOST_GAP = 1.2, 1.15
 AT_ONCE, NEIGHBOURS = 32, 8
 KV_MIB = 256
 RECENT = 16
-"""This number of adapters, those that were used last, are asked for where they are to be on the device."""
+"""This number of adapters are asked for where they are to be on the device."""
 LOADS_A_SECOND = 10
 
 
@@ -50,7 +49,6 @@ class Traffic:
         self._run.settle()
         self._run.layouts = dict(zip(self.digests, adapters.layouts(engine), strict=True))
         self._next = itertools.cycle(self.digests)
-        self._recent = deque[Digest](maxlen=min(RECENT, slots))
         self._load(self.cold(min(RECENT, slots)))
 
     def ask(self, adapter: Digest, *, output: int = 0, at: float = 0.0) -> Ask:
@@ -59,12 +57,15 @@ class Traffic:
 
     def cold(self, count: int) -> list[Digest]:
         """Adapters that are not on the device."""
-        found = [next(self._next) for _ in range(count)]
-        self._recent += found
-        return found
+        here = {*self._here()}
+        return list(itertools.islice((one for one in self._next if one not in here), count))
 
     def warm(self, count: int) -> list[Digest]:
-        return list(itertools.islice(itertools.cycle(self._recent), count))
+        """The adapters on the device that were used last, in turn"""
+        return list(itertools.islice(itertools.cycle(self._here()[-RECENT:]), count))
+
+    def _here(self) -> list[Digest]:
+        return [one.digest for one in self._run.engine.report().adapters if one.on_device]
 
     def load_all(self) -> None:
         self._load(self.digests)

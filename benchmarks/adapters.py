@@ -14,8 +14,9 @@ once with only these registered, and once with all; the CPU time of an engine, i
 and copying as many bytes. `host_vs_disk`: such a load where the host's memory keeps the adapter, over one from the page
 cache. `switch_vs_peft`: what PEFT takes to load an adapter and set it, over such a load.
 
-`hits_15`, `hits_10`: hits of the disk cache with 64 places over those of an eviction that knows the future, with Zipf
-1.5 and 1.0 over 2,000 adapters.
+`hits_15`, `hits_10`: how many requests find their adapter on a device with 64 places, over an eviction that knows the
+future, with Zipf 1.5 and 1.0 over 2,000 adapters. The planner of an engine decides. `disk_hits_15`, `disk_hits_10`: the
+same of the disk cache.
 
 `traffic`: one engine with places for 64 of 2,000 adapters of ranks 4 to 16, whose files are in the page cache.
 `cold_ttft` is the 95th percentile of the first tokens of requests, one after the other, each for an adapter that was

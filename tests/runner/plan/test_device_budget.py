@@ -1,5 +1,6 @@
 """KV pages and adapters in one pool, with the bytes of every page: nothing is lost, overwritten or left behind."""
 
+from collections.abc import Sequence
 from itertools import count
 from random import Random
 
@@ -19,7 +20,15 @@ class Device:
 
     def __init__(self, pages: int, max_adapters: int = 100) -> None:
         self.allocator = PageAllocator(pages)
-        self.budget = DeviceBudget(self.allocator, max_adapters=max_adapters)
+        self.awaited: set[Digest] = set()
+        self.pinned: set[Digest] = set()
+        self.costs: dict[Digest, float] = {}
+        self.budget = DeviceBudget(
+            self.allocator,
+            max_adapters=max_adapters,
+            is_awaited=self.awaited.__contains__,
+            load_cost=lambda one: self.costs.get(one, 1.0),
+        )
         self.allocator.on_cache_page_taken = self._on_cache_page_taken
         self.bytes: list[object] = ["nothing"] * pages
         self.sequences: list[dict[int, object]] = []
@@ -53,13 +62,31 @@ class Device:
         for page, value in self.sequences[-1].items():
             self.bytes[page] = value
 
+    def idle(self) -> list[Digest]:
+        """The least recently used first"""
+        return [one for one in self.budget.adapters if one not in self.live]
+
+    def worth(self, adapter: Digest, pages: int) -> tuple[bool, bool, float]:
+        """The least leave first."""
+        uses = self.budget.frequency.of(adapter)
+        return adapter in self.pinned, adapter in self.awaited, uses * self.costs.get(adapter, 1.0) / pages
+
+    def check_left(self, evicted: Sequence[Digest], idle: dict[Digest, tuple[bool, bool, float]]) -> None:
+        """`idle`: what those that might leave were worth, the least recently used first."""
+        assert set(evicted) <= idle.keys(), "a live sequence uses it"
+        stays = [one for one in idle if one not in evicted]
+        for one in evicted:
+            assert all(idle[one] <= idle[other] for other in stays), "it left, and another one would do"
+        alike = [one for one in idle if idle[one] == max((idle[gone] for gone in evicted), default=None)]
+        left = [one for one in alike if one in evicted]
+        assert left == alike[: len(left)], "of those that are worth the same, the least recently used one goes first"
+
     def load(self, adapter: Digest, pages: int, *, evict: bool = True):
         before = {one: self.budget.run_of(one) for one in self.budget.adapters}
         grant = self.budget.grant(adapter, pages, self.is_live, evict=evict)
         if grant is None:
             assert {one: self.budget.run_of(one) for one in self.budget.adapters} == before
             return None
-        assert not set(grant.evicted) & self.live
         self.carry_out(grant.effects)
         self.sequences = [
             {grant.moved.get(page, page): value for page, value in sequence.items()} for sequence in self.sequences
@@ -127,7 +154,8 @@ class AnyLife(RuleBasedStateMachine):
     def load(self, pages: int, evict: bool, live: bool) -> None:
         device, budget = self.device, self.device.budget
         adapter = Digest(f"adapter {next(self.names)}")
-        idle = [one for one in budget.adapters if one not in device.live]
+        worth = {one: device.worth(one, budget.run_of(one).length) for one in device.idle()}
+        idle = sorted(worth, key=worth.__getitem__)
         sizes = [budget.run_of(one).length for one in idle]
         free, empty, resident = device.allocator.free, len(device.allocator.empty_pages), len(budget.adapters)
         must = max(0, resident + 1 - self.max_adapters)
@@ -141,10 +169,11 @@ class AnyLife(RuleBasedStateMachine):
         elif grant is None:
             assert needed is None, "there is room"
         else:
-            assert list(grant.evicted) == idle[: len(grant.evicted)], "the least recently used go first"
+            device.check_left(grant.evicted, worth)
             assert len(grant.evicted) == needed, "no more than must"
         if grant is not None and live:
             device.live.add(adapter)
+            budget.frequency.used(adapter)
 
     @rule(data=st.data())
     def use_or_leave(self, data: st.DataObject) -> None:
@@ -152,22 +181,34 @@ class AnyLife(RuleBasedStateMachine):
             adapter = data.draw(st.sampled_from(self.device.budget.adapters))
             self.device.budget.use(adapter)
             self.device.live ^= {adapter}
+            if adapter in self.device.live:
+                self.device.budget.frequency.used(adapter)
+
+    @rule(data=st.data(), pinned=st.booleans(), awaited=st.booleans(), cost=st.sampled_from([0.5, 1.0, 4.0]))
+    def want(self, data: st.DataObject, pinned: bool, awaited: bool, cost: float) -> None:
+        device = self.device
+        if device.budget.adapters:
+            adapter = data.draw(st.sampled_from(device.budget.adapters))
+            device.costs[adapter] = cost
+            device.budget.pin(adapter, pinned=pinned)
+            (device.pinned.add if pinned else device.pinned.discard)(adapter)
+            (device.awaited.add if awaited else device.awaited.discard)(adapter)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        idle = [one for one in self.device.budget.adapters if one not in self.device.live]
-        if idle:
+        if idle := self.device.idle():
             self.device.carry_out(self.device.budget.release(data.draw(st.sampled_from(idle))))
 
     @rule(pages=st.integers(0, 24))
     def reclaim(self, pages: int) -> None:
         device = self.device
-        idle = [one for one in device.budget.adapters if one not in device.live]
-        possible = device.allocator.free + sum(device.budget.run_of(one).length for one in idle)
+        sizes = {one: device.budget.run_of(one).length for one in device.idle()}
+        worth = {one: device.worth(one, size) for one, size in sizes.items()}
+        possible = device.allocator.free + sum(sizes.values())
         reclaimed = device.budget.reclaim(pages, device.is_live)
         assert (reclaimed is None) == (possible < pages)
         if reclaimed is not None:
-            assert list(reclaimed.evicted) == idle[: len(reclaimed.evicted)]
+            device.check_left(reclaimed.evicted, worth)
             device.carry_out(reclaimed.effects)
             assert device.allocator.free >= pages
 

@@ -4,6 +4,9 @@ An adapter has a run, which is a number of contiguous pages. Runs are allocated 
 low end. KV pages in the way of a new run are moved, and runs are compacted if no gap is large enough. The pages of an
 adapter that no live sequence uses become KV pages when they are needed, and the other way round.
 
+Of such adapters those leave first that few requests use, whose next load takes a short time, and that have many pages.
+Those that requests wait for, which do not need them on the device now, leave after these, and pinned ones last.
+
 By some presets the pages of a sequence are a run, too (S3-08). Such runs are allocated from the low end, and compacted
 there (S3-12).
 
@@ -19,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.domain import Digest
+from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.pages import PageAllocator
 
@@ -81,12 +85,19 @@ class DeviceBudget:
         *,
         max_adapters: int,
         kv_runs: Callable[[], Iterable[Sequence[int]]] = lambda: (),
+        is_awaited: Callable[[Digest], bool] = lambda _: False,
+        load_cost: Callable[[Digest], float] = lambda _: 1.0,
     ) -> None:
-        """`kv_runs`: the pages of each sequence that has some, if they must stay contiguous."""
+        """`kv_runs`: the pages of each sequence that has some, if they must stay contiguous. `is_awaited`: requests
+        will need the adapter. `load_cost`: about how long its next load would take, in any unit."""
         self.pages = pages
         self.max_adapters = max_adapters
+        self.frequency = Frequency(max_adapters)
         self._kv_runs = kv_runs
-        self._runs: OrderedDict[Digest, PageRun] = OrderedDict()  # least recently used first
+        self._is_awaited = is_awaited
+        self._load_cost = load_cost
+        self._runs: OrderedDict[Digest, PageRun] = OrderedDict()
+        """The least recently used first: of those that are worth the same, it leaves first."""
         self._pinned: set[Digest] = set()
 
     # -- what there is -----------------------------------------------------------------------------------------------
@@ -121,7 +132,7 @@ class DeviceBudget:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def use(self, adapter: Digest) -> None:
-        """The adapter is used now."""
+        """An iteration uses the adapter now."""
         self._runs.move_to_end(adapter)
 
     def pin(self, adapter: Digest, *, pinned: bool) -> None:
@@ -135,8 +146,8 @@ class DeviceBudget:
         """A run of `count` pages for an adapter that is not on the device. None, without any change, if there is no
         room now.
 
-        Empty pages are taken first, then pages that the prefix cache yields, then those of idle adapters: pinned ones
-        last, and the least recently used first. Without `evict` only empty pages are taken, and nothing is moved.
+        Empty pages are taken first, then pages that the prefix cache yields, then those of idle adapters. Without
+        `evict` only empty pages are taken, and nothing is moved.
         """
         assert adapter not in self._runs, adapter
         assert count > 0, count
@@ -174,8 +185,7 @@ class DeviceBudget:
         return (Wipe(Tier.DEVICE, tuple(run.pages)),)
 
     def reclaim(self, count: int, is_live: IsLive) -> Reclaimed | None:
-        """Evict idle adapters until `count` pages are free, least recently used first. None, without any change, if
-        they do not suffice."""
+        """Evict idle adapters until `count` pages are free. None, without any change, if they do not suffice."""
         evicted, free = [], self.pages.free
         for adapter in self._idle(is_live):
             if free >= count:
@@ -190,7 +200,11 @@ class DeviceBudget:
 
     def _idle(self, is_live: IsLive) -> list[Digest]:
         """In the order of eviction"""
-        return sorted((one for one in self._runs if not is_live(one)), key=self._pinned.__contains__)
+        return sorted((one for one in self._runs if not is_live(one)), key=self._rank)
+
+    def _rank(self, adapter: Digest) -> tuple[bool, bool, float]:
+        saved = self.frequency.of(adapter) * self._load_cost(adapter)
+        return adapter in self._pinned, self._is_awaited(adapter), saved / self._runs[adapter].length
 
     def _arrange(
         self, count: int, evicted: Collection[Digest], *, evict: bool, kv: Sequence[int] | None = None

@@ -5,10 +5,11 @@ when all of it has arrived. All sequences that wait for an adapter share its loa
 So others that sequences wait for begin meanwhile: few, and small ones, because what one iteration copies is bounded.
 They do not wait for one whose disk does not answer.
 
-An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
-the least recently used one goes first: for an adapter that a sequence waits for, or for KV. The load of one that the
-platform wants resident also takes pages of the prefix cache and of idle adapters that it does not want. Another load
-that nobody waits for takes only empty pages. Both are given up for sequences.
+An adapter with live sequences stays, also if they wait to begin. Others leave for an adapter that a sequence waits for,
+or for KV, as `device_budget` says: those that parked sequences need after the rest, and those that the platform wants
+resident (`minReplicas`) last. The load of one that the platform wants resident also takes pages of the prefix cache and
+of idle adapters that it does not want. Another load that nobody waits for takes only empty pages. Both are given up for
+sequences.
 
 Some stay in the host's memory when they leave the device: see `host_adapters`.
 
@@ -38,6 +39,10 @@ MAX_LOADS = 4
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
 """How many bytes the runs of all adapters that load have, if there is more than one: more would only wait for each
 other's copies, in the host's memory. Those whose disks do not answer do not count."""
+READ_COST = 5
+"""A load from the disk takes about as long as to copy this many times its bytes from the host's memory."""
+COST_OF_ANY = 2 * 1024 * 1024
+"""What each load takes besides, in bytes that are copied."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +52,8 @@ class KnownAdapter:
     layout: AdapterLayout
     pages: int
     """How many pages its run has."""
+    bytes: int
+    """How many of them its load writes"""
     arrived: bool = False
     """True if all of it is on the device."""
 
@@ -75,6 +82,8 @@ class ResidentAdapters:
             pages,
             max_adapters=max_adapters,
             kv_runs=lambda: [one.pages for one in table if contiguous and one.pages],
+            is_awaited=lambda one: table.users_of(one) > 0,
+            load_cost=self._load_cost,
         )
         self._pages = pages
         self._table = table
@@ -221,7 +230,8 @@ class ResidentAdapters:
         known = self._known.get(digest)
         new = known is None
         if known is None:
-            known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
+            pages, size = self._pages_of_rank(layout.rank), self._bytes_of_rank(layout.rank)
+            known = self._known[digest] = KnownAdapter(layout, pages, size)
         known.layout = layout
         self._budget.pin(digest, pinned=pinned)
         if (too_large := self.too_large(digest)) is not None:
@@ -236,6 +246,7 @@ class ResidentAdapters:
         """A request uses the adapter."""
         if digest != BASE:
             self.host.used(digest)
+            self._budget.frequency.used(digest)
 
     def want(self, digest: Digest) -> None:
         """The adapter will load, once it is known and can get its pages."""
@@ -327,7 +338,7 @@ class ResidentAdapters:
             place, gone = self.host.begin(
                 self._loads,
                 digest,
-                self._bytes_of_rank(layout.rank),
+                self._known[digest].bytes,
                 awaited=self._awaited,
                 pinned=self._budget.is_pinned,
             )
@@ -482,6 +493,11 @@ class ResidentAdapters:
     def _awaited(self) -> AbstractSet[Digest]:
         """The adapters that load next"""
         return self._wanted.keys() | {one for one in self._in_use() if not self._has_arrived(one)}
+
+    def _load_cost(self, digest: Digest) -> float:
+        """About how long its next load takes, in bytes that are copied"""
+        size = self._known[digest].bytes
+        return COST_OF_ANY + (size if self.host.holds(digest) else READ_COST * size)
 
     def _drop_in_host(self, digest: Digest) -> None:
         if self.host.drop(digest):
