@@ -19,8 +19,8 @@ PROMPT = (1, 2, 3)
 TOKENS = 400
 CONNECT_SECONDS = 2.0
 
-NOTICED_SECONDS = 8.0
-"""Six, on a busy machine."""
+NOTICED_SECONDS = 5.0
+"""Three, on a busy machine."""
 
 RETRY_SECONDS = 1.5
 """Half of one, on a busy machine: less than CONNECT_SECONDS."""

@@ -36,14 +36,15 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 _QUICK_PINGS: dict[str, int] = {
     # An answer stands still until its gateway notices that it is cut off from its runner. A runner that only pauses
-    # must not look like that: its streams would break, which counts against their requests.
-    "grpc.keepalive_time_ms": 2_000,
-    "grpc.keepalive_timeout_ms": 4_000,
-    "grpc.http2.ping_timeout_ms": 4_000,
+    # must not look like that: its streams would break, which counts against their requests. Without heartbeats, the
+    # supervisor takes it for lost after two seconds, too.
+    "grpc.keepalive_time_ms": 1_000,
+    "grpc.keepalive_timeout_ms": 2_000,
+    "grpc.http2.ping_timeout_ms": 2_000,
 }
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # half of the quickest, which may come a little early
     # Two processes on one port would share its requests at random.
     ("grpc.so_reuseport", 0),
 ]
