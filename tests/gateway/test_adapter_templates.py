@@ -13,7 +13,7 @@ import pytest
 from motet.adapter_template import AdapterTemplate, digest_of_template
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, Overloaded
-from motet_gateway import assets
+from motet_gateway import asset_searches, assets
 from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds
 from motet_gateway.tokens import namespace_turns, render_pool
@@ -163,6 +163,23 @@ async def test_a_template_that_no_runner_has_is_asked_of_the_scheduler(own: Serv
     assert (await answer).status_code == 200
     assert last_prompt(own) == "cold: Hi"
     await eventually(lambda: cluster.scheduler.held_templates[-1] == {})
+
+
+async def test_a_template_is_asked_for_as_soon_as_its_adapter_is_loaded(
+    own: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its namespace misses so much that its runners are asked rarely"""
+    monkeypatch.setattr(asset_searches, "SECONDS_PER_ASK", 1e6)
+    cluster, text = own.cluster, "{{ messages[0].content }} later"
+    bring(cluster, "cold", text, sent=False).state = scheduler_pb2.ADAPTER_READINESS_COLD
+    await publish(own, "cold")
+    body = {"model": "cold", **BODIES["/v1/chat/completions"]}
+    answer = asyncio.create_task(own.http.post("/v1/chat/completions", json=body))
+    await eventually(lambda: cluster.scheduler.held_templates)
+    bring(cluster, "cold", text).state = scheduler_pb2.ADAPTER_READINESS_READY
+    cluster.scheduler.publish()
+    assert (await answer).status_code == 200
+    assert last_prompt(own) == "Hi later"
 
 
 async def test_a_new_scheduler_is_told_which_templates_are_missing(own: Served) -> None:

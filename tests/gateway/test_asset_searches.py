@@ -128,6 +128,35 @@ async def test_what_is_missing_is_asked_for_less_often_the_more_there_is(
     await store.close()
 
 
+async def test_what_a_runner_has_by_now_is_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much else is missing"""
+    monkeypatch.setattr(asset_searches, "SECONDS_PER_ASK", 1e6)
+    store, owner = Runners(tmp_path, {"one": ["a0"]}), Owner("one", "A", "a")
+    store.fetch(DIGEST, owner)
+    await until(lambda: store.told)
+    store.have = {("a0", "A")}
+    for _ in range(3):
+        store.fetch(DIGEST, owner)
+        await asyncio.sleep(0.1)
+        assert len(store.asked) == 1
+    store.fetch(DIGEST, owner, at_hand=True)
+    await until(lambda: store.get(DIGEST))
+    await store.close()
+
+
+async def test_a_search_that_rests_ends_when_nobody_waits_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what nobody wants has the places of its namespace for long."""
+    monkeypatch.setattr(asset_searches, "SECONDS_PER_ASK", 1e6)
+    store = Runners(tmp_path, {"one": ["a0"]}, kind=kind(unwanted_seconds=0.5))
+    store.fetch(DIGEST, Owner("one", "A", "a"))
+    await until(lambda: store.told)
+    await until(lambda: not store.told)
+    assert len(store.asked) == 1
+    await store.close()
+
+
 async def test_a_search_ends_when_nobody_waits_any_more(tmp_path: Path) -> None:
     """Those that wait are made to say so."""
     store = Runners(tmp_path, {"one": ["a0"]}, kind=kind(unwanted_seconds=0.5))

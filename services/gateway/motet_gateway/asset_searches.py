@@ -1,7 +1,8 @@
 """What a gateway looks for at runners, for whom, and which adapters' templates no runner has. Pure."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 
 from motet.held_templates import MAX_HELD_TEMPLATES, MAX_OF_NAMESPACE
@@ -30,6 +31,10 @@ class Search:
     """When a request or a catalog has asked for it last"""
     missing: bool = False
     """All runners were asked, and none has it."""
+    at_hand: bool = False
+    """A runner has the adapter in memory."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """One has it now, so its runners are asked again at once."""
 
 
 class Searches:
@@ -37,15 +42,17 @@ class Searches:
         self._of: dict[str, dict[tuple[str, Owner], Search]] = {}
         """By namespace; none is empty."""
 
-    def want(self, digest: str, owner: Owner, now: float) -> Search | None:
+    def want(self, digest: str, owner: Owner, now: float, *, at_hand: bool = False) -> Search | None:
         """The search that begins; None: there is one, or there is no place for it now."""
         own = self._of.get(owner.namespace, {})
         if (search := own.get((digest, owner))) is not None:
-            search.wanted_at = now
+            if at_hand and not search.at_hand:
+                search.news.set()
+            search.wanted_at, search.at_hand = now, at_hand
             return None
         if len(own) >= MAX_SEARCHES:
             return None
-        search = own[digest, owner] = Search(digest, owner, now)
+        search = own[digest, owner] = Search(digest, owner, now, at_hand=at_hand)
         self._of[owner.namespace] = own
         return search
 

@@ -164,11 +164,12 @@ class AssetStore(Generic[Asset]):
             self._wanted[digest] = asyncio.get_running_loop().time()
         return found
 
-    def fetch(self, digest: str, owner: Owner) -> None:
-        """Load it from disk or from the first runner of this owner's group that sends it."""
+    def fetch(self, digest: str, owner: Owner, *, at_hand: bool = False) -> None:
+        """Load it from disk or from the first runner of this owner's group that sends it. `at_hand`: one of them has
+        the adapter in memory."""
         now = self._wanted[digest] = asyncio.get_running_loop().time()
         if digest and digest not in self._models and self._failure(digest) is None:
-            search = self._searches.want(digest, owner, now)
+            search = self._searches.want(digest, owner, now, at_hand=at_hand)
             if search is not None:
                 self._tasks[search] = asyncio.create_task(self._search(search), name=f"assets {digest[:19]}")
 
@@ -268,6 +269,7 @@ class AssetStore(Generic[Asset]):
         asked = runner_pb2.AssetsRequest(digest=search.digest, adapter=owner.adapter)
         turns = self._turns.setdefault(owner.namespace, asyncio.Semaphore(self._kind.bounds.at_once_of_namespace))
         while not self._is_unwanted(search):
+            search.news.clear()
             addresses = list(self._addresses(owner.group))
             for address in addresses:
                 try:
@@ -284,8 +286,21 @@ class AssetStore(Generic[Asset]):
             if not search.missing:
                 search.missing = True
                 self._missing(self._searches.missing())
-            await asyncio.sleep(max(backoff.next(), self._searches.pause(search, len(addresses))))
+            await self._rest(search, backoff.next(), len(addresses))
         return False
+
+    async def _rest(self, search: Search, least: float, runners: int) -> None:
+        """Before its runners are asked again. It may be long where much is missing, and ends early if there is news or
+        if nobody wants it any more."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while (rest := began + max(least, self._searches.pause(search, runners)) - clock()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(rest, self._kind.bounds.unwanted_seconds)):
+                    await search.news.wait()
+                    return
+            if self._is_unwanted(search):
+                return
 
     async def _tidy_now_and_then(self) -> None:
         """Each time where few are kept. Where strangers decide how many, not for each of them."""

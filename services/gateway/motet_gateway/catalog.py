@@ -63,6 +63,11 @@ class Target:
         return self.adapter.template_digest if self.adapter is not None else ""
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether a runner has its adapter there"""
+        return self.adapter is not None and self.adapter.state == scheduler_pb2.ADAPTER_READINESS_READY
+
+    @property
     def max_class(self) -> "common_pb2.RequestClass.ValueType":
         return self.adapter.max_class if self.adapter is not None else common_pb2.REQUEST_CLASS_UNSPECIFIED
 

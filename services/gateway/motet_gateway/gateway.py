@@ -217,7 +217,8 @@ class Gateway:
         group, namespace = target.group.group, target.adapter.ref.namespace
         if (template := self.templates.get(digest)) is not None:
             return target, text.with_template(template, namespace)
-        self.templates.fetch(digest, Owner(group, target.adapter_digest, namespace))
+        owner = Owner(group, target.adapter_digest, namespace)
+        self.templates.fetch(digest, owner, at_hand=target.is_in_memory)
         why = f"fetching the chat template of {target.adapter_name}"
         return NotReadyReason(why, "" if runners else group, runners, soon=runners)
 
