@@ -1,5 +1,9 @@
 """Adapters with a chat template of their own: what gateways are told, and who brings a template that no runner has."""
 
+from dataclasses import replace
+
+import pytest
+
 from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest
 from motet.held_templates import MAX_HELD_TEMPLATES
@@ -9,7 +13,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_loads import MAX_TEMPLATES_DECIDED, TEMPLATES_AT_ONCE
-from motet_scheduler.policy.values import AdapterStage, Certificate
+from motet_scheduler.policy.values import AdapterRef, AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
 from tests.scheduler.test_proofs import news
 
@@ -223,6 +227,38 @@ def test_only_some_are_loaded_at_once_on_each_runner():
     driver.report("r0", resident={Digest(done.expected_digest): Tier.DEVICE})
     driver.wait(1)
     assert len(loads(driver)) == 1
+
+
+@pytest.mark.parametrize(("namespace", "most_rounds"), [("default", 4), ("other", 1)])
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_never_comes_holds_up_no_other(namespace, most_rounds, fails):
+    """Mutations: what has failed is tried again before what has not been tried; what gets no answer keeps its place; a
+    namespace of which much is tried has all places again before another one has one."""
+    digests = [Digest(f"sha256:{number:064x}") for number in range(4 * TEMPLATES_AT_ONCE)]
+    driver = ready()
+    driver.attach("r0")
+    driver.state(*(adapter(f"a{number}") for number in range(len(digests))), adapter(namespace=namespace))
+    for number, digest in enumerate(digests):
+        driver.certify(f"a{number}", digest, certificate=with_template(digest))
+    driver.certify(ref=AdapterRef(namespace, "pirate", 1), certificate=with_template())
+    held(driver, *digests, PIRATE)
+    orders, rounds = loads(driver), 0
+    while all(one.expected_digest != PIRATE for one in orders):
+        rounds, new = rounds + 1, []
+        assert rounds <= most_rounds
+        for order in orders if fails else ():
+            driver.certify(
+                order.ref.name,
+                Digest(order.expected_digest),
+                order=order.order,
+                stage=AdapterStage.NONE,
+                ordered_stage=AdapterStage.DEVICE,
+                certificate=None,
+                failure=replace(FAILURE, retry_after=1),
+            )
+            new += loads(driver)
+        driver.wait(driver.scheduler.state.config.load_retry)
+        orders = new + loads(driver)
 
 
 def test_what_nobody_serves_is_not_loaded():

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from motet.domain import InstanceName
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters import Adapter, Adapters
 from motet_scheduler.policy.effects import EnsureAdapter
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_wishes import TemplateWish, TemplateWishes, Wanted
@@ -25,7 +25,7 @@ class TemplateLoads:
 
     def held(self, gateway: str, wanted: tuple[Wanted, ...], now: float) -> None:
         """A gateway waits for the chat templates of these adapters. It replaces what it said before."""
-        if self._wishes.told(gateway, wanted, now):
+        if self._wishes.told(gateway, wanted, now, self._namespace_of):
             self._adapters.may_be_ordered = True
 
     def orders(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
@@ -36,36 +36,54 @@ class TemplateLoads:
             if runner.takes_work:
                 groups.setdefault(runner.group, []).append(runner)
         coming, full, decided = self._wishes.loading(now), set[GroupName](), 0
-        for wish in due:
+        # First those that were being loaded: others may have their places.
+        for wish in [one for one in due if one.loading][:MAX_TEMPLATES_DECIDED]:
+            decided += 1
+            if self._loads(wish, groups.get(wish.group, ()), coming, now):
+                self._decided(wish, now)
+        for wish in self._wishes.in_turn(one for one in due if one.due <= now):
             of_group = groups.get(wish.group, [])
             if not wish.loading and (wish.group in full or not _with_place(of_group, coming)):
                 full.add(wish.group)
                 continue  # it stays due
-            if decided == MAX_TEMPLATES_DECIDED:
+            if decided >= MAX_TEMPLATES_DECIDED:
                 self._adapters.order_at(now)
                 return
             decided += 1
-            wish.due = now + self._policy.load_retry
-            self._adapters.order_at(wish.due)
+            self._decided(wish, now)
             if (order := self._order(wish, of_group, coming, now)) is not None:
                 yield order
 
+    def _decided(self, wish: TemplateWish, now: float) -> None:
+        wish.due = now + self._policy.load_retry
+        self._adapters.order_at(wish.due)
+
+    def _loads(self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float) -> bool:
+        """Whether a runner loads it now"""
+        adapter, patience = self._adapter_of((wish.group, wish.digest)), self._policy.load_retry
+        wish.loading = ()
+        if adapter is not None and (serving := self._adapters.usable(adapter)) is not None:
+            ref = adapter.spec.ref
+            able = (one for one in runners if one.serves(serving.key.base))
+            wish.loading = tuple(one.instance for one in able if one.load_is_awaited(wish.digest, ref, now, patience))
+        if wish.loading:
+            coming.update(wish.loading)
+            wish.since = now
+        return bool(wish.loading)
+
     def _order(
-        self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float
+        self, wish: TemplateWish, runners: Collection[Runner], coming: Counter[InstanceName], now: float
     ) -> EnsureAdapter | None:
         """A runner that holds the adapter may have no template of it: one of an earlier version, say, or one whose disk
         has lost it. Gateways have asked there, so after a while another runner gets it."""
-        wish.loading, digest, patience = (), wish.digest, self._policy.load_retry
-        adapter = next((one for one in self._adapters.that_serve(digest) if one.spec.group == wish.group), None)
+        digest, patience = wish.digest, self._policy.load_retry
+        if self._loads(wish, runners, coming, now):
+            return None
+        adapter = self._adapter_of((wish.group, digest))
         if adapter is None or (serving := self._adapters.usable(adapter)) is None:
             return None
         ref = adapter.spec.ref
         able = [one for one in runners if one.serves(serving.key.base)]
-        wish.loading = tuple(one.instance for one in able if one.load_is_awaited(digest, ref, now, patience))
-        coming.update(wish.loading)
-        if wish.loading:
-            wish.since = now
-            return None
         lacking = [one for one in able if digest not in one.resident]
         if len(lacking) < len(able) and now < wish.since + patience:
             return None
@@ -79,8 +97,16 @@ class TemplateLoads:
         if runner is None or source is None:
             return None
         coming[runner.instance] += 1
-        wish.since, wish.loading = now, (runner.instance,)
+        wish.since, wish.tried_at, wish.loading = now, now, (runner.instance,)
         return self._adapters.load(runner, digest, source, now)
+
+    def _adapter_of(self, wanted: Wanted) -> Adapter | None:
+        group, digest = wanted
+        return next((one for one in self._adapters.that_serve(digest) if one.spec.group == group), None)
+
+    def _namespace_of(self, wanted: Wanted) -> str:
+        adapter = self._adapter_of(wanted)
+        return adapter.spec.ref.namespace if adapter is not None else ""
 
 
 def _with_place(runners: Iterable[Runner], coming: Mapping[InstanceName, int]) -> list[Runner]:

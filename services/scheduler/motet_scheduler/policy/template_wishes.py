@@ -4,6 +4,7 @@ a pause."""
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, InstanceName
@@ -21,6 +22,10 @@ class TemplateWish:
     due: float = -math.inf
     loading: tuple[InstanceName, ...] = ()
     """The runners that loaded it when this was decided last"""
+    namespace: str = ""
+    """Of an adapter that serves it"""
+    tried_at: float = -math.inf
+    """When a runner was ordered to load it last"""
     gateways: set[str] = field(default_factory=set)
 
 
@@ -29,7 +34,7 @@ class TemplateWishes:
         self._of_gateways: dict[str, dict[Wanted, None]] = {}
         self._wishes: dict[Digest, dict[GroupName, TemplateWish]] = {}
 
-    def told(self, gateway: str, wanted: tuple[Wanted, ...], now: float) -> bool:
+    def told(self, gateway: str, wanted: tuple[Wanted, ...], now: float, namespace_of: Callable[[Wanted], str]) -> bool:
         """A gateway waits for these, and for no others any more. True if something changed."""
         after, before = dict.fromkeys(wanted), self._of_gateways.pop(gateway, {})
         if after:
@@ -45,7 +50,9 @@ class TemplateWishes:
                 del self._wishes[digest]
         for group, digest in after:
             of_digest = self._wishes.setdefault(digest, {})
-            of_digest.setdefault(group, TemplateWish(group, digest, now)).gateways.add(gateway)
+            if (wish := of_digest.get(group)) is None:
+                wish = of_digest[group] = TemplateWish(group, digest, now, namespace=namespace_of((group, digest)))
+            wish.gateways.add(gateway)
         return True
 
     def changed(self, digest: Digest | None) -> None:
@@ -55,11 +62,19 @@ class TemplateWishes:
                 wish.due = -math.inf
 
     def due(self, now: float) -> list[TemplateWish]:
-        """First those that were being loaded: others may have their places."""
-        due = [wish for some in self._wishes.values() for wish in some.values() if wish.due <= now]
-        return sorted(due, key=lambda wish: not wish.loading)
+        return [wish for wish in self._all() if wish.due <= now]
+
+    def in_turn(self, wishes: Iterable[TemplateWish]) -> list[TemplateWish]:
+        """First those of a namespace that has had no turn for the longest time, and of these the one that was tried
+        the longest time ago: the sources of others may be gone for ever, or never answer."""
+        turns: dict[str, float] = {}
+        for wish in self._all():
+            turns[wish.namespace] = max(wish.tried_at, turns.get(wish.namespace, -math.inf))
+        return sorted(wishes, key=lambda wish: (turns[wish.namespace], wish.tried_at))
 
     def loading(self, now: float) -> Counter[InstanceName]:
         """How many each runner loads, without those that are due"""
-        some = (wish for of_digest in self._wishes.values() for wish in of_digest.values() if wish.due > now)
-        return Counter(one for wish in some for one in wish.loading)
+        return Counter(one for wish in self._all() if wish.due > now for one in wish.loading)
+
+    def _all(self) -> Iterator[TemplateWish]:
+        return (wish for of_digest in self._wishes.values() for wish in of_digest.values())
