@@ -27,6 +27,7 @@ from motet.rpc import Backoff
 from motet.transport import CallFailed, Network, StatusCode
 from motet.transport.methods import ASSETS
 from motet_gateway.asset_searches import Owner, Search, Searches
+from motet_gateway.kept_assets import KeptAssets
 from motet_gateway.tokens.own_template import OwnTemplate
 from motet_gateway.tokens.text_model import ModelTokenizer
 
@@ -137,9 +138,9 @@ class AssetStore(Generic[Asset]):
         self._kind = kind
         self._addresses = addresses
         self._missing = missing
-        self._models: dict[str, Asset] = {}
-        self._sizes: dict[str, tuple[str, int]] = {}
-        """Of these: namespace and bytes"""
+        self._kept = KeptAssets[Asset](
+            most_bytes=kind.bounds.kept_bytes, most_of_namespace=kind.bounds.kept_bytes_of_namespace
+        )
         self._searches = Searches()
         self._tasks: dict[Search, asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(kind.bounds.at_once)
@@ -150,36 +151,31 @@ class AssetStore(Generic[Asset]):
         self._tidied = -math.inf
         self._untidied = 0.0
         """The part of what the disk may have that has come since"""
-        self._failures: dict[str, tuple[float, MotetError]] = {}
-        """With the time from which on a fetch may try again."""
-        self._wanted: dict[str, float] = {}
-        """When each was wanted last: no runner may have the files of a base model that an adapter names."""
 
     def get(self, digest: str) -> Asset | None:
         """What was read from the files of this digest, or None if it is to be fetched. Raises the error that made its
         files unusable."""
-        if (failure := self._failure(digest)) is not None:
+        now = asyncio.get_running_loop().time()
+        if (failure := self._kept.failure(digest, now)) is not None:
             raise failure.again()
-        if (found := self._models.get(digest)) is not None:
-            self._wanted[digest] = asyncio.get_running_loop().time()
+        if (found := self._kept.find(digest)) is not None:
+            self._kept.want(digest, now)
         return found
 
     def fetch(self, digest: str, owner: Owner, *, at_hand: bool = False) -> None:
         """Load it from disk or from the first runner of this owner's group that sends it. `at_hand`: one of them has
         the adapter in memory."""
-        now = self._wanted[digest] = asyncio.get_running_loop().time()
-        if digest and digest not in self._models and self._failure(digest) is None:
+        now = asyncio.get_running_loop().time()
+        self._kept.want(digest, now)
+        if digest and not self._kept.is_decided(digest, now):
             search = self._searches.want(digest, owner, now, at_hand=at_hand)
             if search is not None:
                 self._tasks[search] = asyncio.create_task(self._search(search), name=f"assets {digest[:19]}")
 
     def forget_unwanted(self) -> None:
         """What is wanted again later is read from the disk."""
-        now, searched = asyncio.get_running_loop().time(), {search.digest for search in self._tasks}
-        for digest in [one for one, at in self._wanted.items() if now - at > UNWANTED_SECONDS and one not in searched]:
-            del self._wanted[digest]
-            self._drop(digest)
-            self._failures.pop(digest, None)
+        before = asyncio.get_running_loop().time() - UNWANTED_SECONDS
+        self._kept.forget_unwanted(before, {search.digest for search in self._tasks})
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -199,7 +195,7 @@ class AssetStore(Generic[Asset]):
             log.exception("assets_invalid", digest=digest)
         finally:
             self._end(search)
-        if self._is_decided(digest):
+        if self._kept.is_decided(digest, asyncio.get_running_loop().time()):
             for other in self._searches.of(digest):
                 self._tasks[other].cancel()
                 self._end(other)
@@ -217,41 +213,13 @@ class AssetStore(Generic[Asset]):
             if not is_whole and not await self._fetch_from_any(search, folder):
                 return
             with contextlib.suppress(FileNotFoundError):  # another gateway has tidied the disk since
-                self._keep(search, await asyncio.to_thread(self._kind.read, folder))
+                asset = await asyncio.to_thread(self._kind.read, folder)
+                self._kept.keep(digest, asset, search.owner.namespace, self._kind.size(asset))
                 break
-        self._failures.pop(digest, None)
         log.info("assets_ready", digest=digest)
 
-    def _keep(self, search: Search, asset: Asset) -> None:
-        digest, namespace, bounds = search.digest, search.owner.namespace, self._kind.bounds
-        of_namespace = bounds.kept_bytes_of_namespace
-        self._models[digest], self._sizes[digest] = asset, (namespace, self._kind.size(asset))
-        self._shrink(digest, [one for one, (whose, _) in self._sizes.items() if whose == namespace], of_namespace)
-        self._shrink(digest, list(self._sizes), bounds.kept_bytes)
-
-    def _shrink(self, newest: str, digests: list[str], most: float) -> None:
-        """Drop those of them that were wanted longest ago"""
-        total = sum(self._sizes[one][1] for one in digests)
-        if total <= most:
-            return
-        for one in sorted(digests, key=lambda one: self._wanted.get(one, 0.0)):
-            if total > most and one != newest:
-                total -= self._sizes[one][1]
-                self._drop(one)
-
-    def _drop(self, digest: str) -> None:
-        self._models.pop(digest, None)
-        self._sizes.pop(digest, None)
-
-    def _failure(self, digest: str) -> MotetError | None:
-        until, failure = self._failures.get(digest, (0.0, None))
-        return failure if asyncio.get_running_loop().time() < until else None
-
     def _failed(self, digest: str, error: MotetError) -> None:
-        self._failures[digest] = asyncio.get_running_loop().time() + RETRY_SECONDS, error
-
-    def _is_decided(self, digest: str) -> bool:
-        return digest in self._models or self._failure(digest) is not None
+        self._kept.failed(digest, error, until=asyncio.get_running_loop().time() + RETRY_SECONDS)
 
     def _is_unwanted(self, search: Search) -> bool:
         """Now and then, those that wait look again for what they wait for."""
@@ -308,7 +276,7 @@ class AssetStore(Generic[Asset]):
         if is_bounded and now - self._tidied < TIDY_SECONDS and self._untidied < MAX_UNTIDIED:
             return
         self._tidied, self._untidied = now, 0.0
-        used, fetched = {_name_of(one) for one in self._wanted}, {_name_of(one.digest) for one in self._tasks}
+        used, fetched = {_name_of(one) for one in self._kept.wanted}, {_name_of(one.digest) for one in self._tasks}
         await asyncio.to_thread(_tidy, self._folder, used, fetched, self._kind.bounds)
 
     async def _fetch(self, asked: runner_pb2.AssetsRequest, address: str, folder: Path) -> None:
