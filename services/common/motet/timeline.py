@@ -59,7 +59,9 @@ class Timeline:
         self._left_out_from = 0.0
 
     def note(self, at: float, kind: Kind, *arguments: object) -> None:
-        entry = (at, kind, arguments)
+        self.add((at, kind, arguments))
+
+    def add(self, entry: Noted) -> None:
         if len(self._first) < MAX_FIRST:
             self._first.append(entry)
             return

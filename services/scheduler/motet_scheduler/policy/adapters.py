@@ -809,8 +809,8 @@ class Adapters:
         self.order_at(now + self._policy.load_retry)
         runner.load_ordered(order, digest, source.ref, now)
         self._fetch_ended(runner, digest)
-        ordered = _ensure(order, runner, source, digest, AdapterStage.DEVICE)
-        return replace(ordered, proved_builds=self._proved_builds(runner, digest))
+        builds = self._proved_builds(runner, digest)
+        return _ensure(order, runner, source, digest, AdapterStage.DEVICE, proved_builds=builds)
 
     def _proved_builds(self, runner: Runner, digest: Digest) -> tuple[str, ...]:
         """Those of other runners of its group: if it is like one of them, it serves at once, and proves it meanwhile.
@@ -1072,7 +1072,15 @@ def _best(able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceNa
 _TIERS = {AdapterStage.CERTIFIED: Tier.DISK, AdapterStage.HOST: Tier.HOST, AdapterStage.DEVICE: Tier.DEVICE}
 
 
-def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage: AdapterStage) -> EnsureAdapter:
+def _ensure(
+    order: int,
+    runner: Runner,
+    source: DigestSource,
+    digest: str,
+    stage: AdapterStage,
+    *,
+    proved_builds: tuple[str, ...] = (),
+) -> EnsureAdapter:
     """`digest`: the one that the bytes must have; empty: any"""
     return EnsureAdapter(
         order=order,
@@ -1088,6 +1096,7 @@ def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage
         max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=stage,
+        proved_builds=proved_builds,
     )
 
 

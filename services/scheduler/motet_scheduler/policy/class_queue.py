@@ -51,6 +51,8 @@ class ClassQueue:
         """By what those wait for that were passed."""
         self._overdue: Sequence[Request] | None = None
         """None: not known since a head came, left or was passed."""
+        self._left_over = False
+        """Whether `_passes` has some that nobody waited for when it was last looked."""
 
     def __len__(self) -> int:
         return self.size
@@ -106,14 +108,16 @@ class ClassQueue:
         """Those that passed its heads, if these have their turns later now."""
         if share.counter == before or not self._passes:
             return
-        self._overdue = None
+        if self._left_over:
+            self._overdue = None
         passes, most = self._passes, self._max_passed_over
         for flow in share.flows.values():
             request = flow[0][3]
             # One that was passed as often as allowed stays overdue.
             if request.passes < most and request.waits_for in passes and request.charge is None:
                 head = (before, request.turn_at, request.sequence, request)
-                passes[request.waits_for].count(head, self._placements)
+                if passes[request.waits_for].count(head, self._placements):
+                    self._overdue = None
 
     def _keep_passes(self, request: Request) -> None:
         """Those that passed it where it waited: it leaves, and may come back."""
@@ -278,10 +282,13 @@ class ClassQueue:
 
     def _find_overdue(self) -> Sequence[Request]:
         found: list[Request] = []
+        self._left_over = False
         for runners_of, passes in list(self._passes.items()):
-            if runners_of not in self.waiting and not self.untried_heads.of:
-                del self._passes[runners_of]  # nobody waits for these, nor may soon: there may be many adapters
-                continue
+            if runners_of not in self.waiting:
+                if not self.untried_heads.of:
+                    del self._passes[runners_of]  # nobody waits for these, nor may soon: there may be many adapters
+                    continue
+                self._left_over = True
             first = passes.first
             if first is None or first.waits_for != runners_of:
                 waiting = self.waiting.get(runners_of)

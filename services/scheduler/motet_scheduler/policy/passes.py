@@ -88,14 +88,16 @@ class Passes:
             request.passes = self._max_passed_over  # it stays so
         return missing
 
-    def count(self, head: Head, number: int) -> None:
-        """Those that passed this one, before it gets a later turn. `number`: of the last placement."""
+    def count(self, head: Head, number: int) -> bool:
+        """Those that passed this one, before it gets a later turn. `number`: of the last placement. Returns whether
+        another one may be the first then."""
         request = head[3]
         if request.passes >= self._max_passed_over:
-            return  # it stays overdue
+            return False  # it stays overdue
         first = bisect_right(self._numbers, request.passes_from)
         if first <= len(self._numbers) - len(self._sorted):  # mostly
             request.passes += len(self._sorted) - bisect_right(self._sorted, head)
         else:
             request.passes += sum(map(head.__lt__, self._orders[first:]))
         request.passes_from = number
+        return self._watched is not None and self._watched[3] is request

@@ -435,6 +435,8 @@ class Queue:
                 sources += bool(first)
             for runner, room in rooms.items():
                 small = room.whole if is_open else 0 if lacking else room.small
+                if not small and highest is None and room.above >= room.whole:
+                    continue  # all of it is kept for others
                 if fit := class_queue.that_fit(runner, room, small, examined, highest):
                     found += fit
                     sources += 1

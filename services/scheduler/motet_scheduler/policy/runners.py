@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
+from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.prefix_hints import HINT_TOKENS
 from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
@@ -115,8 +115,8 @@ class Runner:
         self.refused = RefusedDigests()
         """What it may not serve."""
         self._adapter_moved = adapter_moved
-        self._loads: dict[Digest, dict[ObjectName, Load]] = {}
-        """The last load of each digest, from the source of each adapter that has it."""
+        self._loads: dict[Digest, dict[tuple[str, str], Load]] = {}
+        """The last load of each digest, from the source of each adapter that has it: by its namespace and name."""
         self._loading: set[Digest] = set()
         self._awaited: set[Digest] = set()
         """Those of which a load may not be over. Of the others nothing is left to learn from a report."""
@@ -278,7 +278,7 @@ class Runner:
         return wanted <= self.pages_to_resume - sum(entry.owed for entry in self.entries.values())
 
     def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
-        self._loads.setdefault(digest, {})[adapter.object] = Load(order, now)
+        self._loads.setdefault(digest, {})[adapter.namespace, adapter.name] = Load(order, now)
         self._loading.add(digest)
         self._awaited.add(digest)
         self._note_adapter(digest)
@@ -296,7 +296,7 @@ class Runner:
 
     def _last_load(self, digest: Digest, adapter: AdapterRef) -> Load | None:
         loads = self._loads.get(digest)
-        return loads.get(adapter.object) if loads is not None else None
+        return loads.get((adapter.namespace, adapter.name)) if loads is not None else None
 
     def load_reported(self, event: AdapterStateChanged, now: float, load_retry: float) -> bool:
         """Apply the runner's report about a load. False if no load is known that it can be about."""

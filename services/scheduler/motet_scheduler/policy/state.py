@@ -269,7 +269,7 @@ class SchedulerState:
         self.effects.append(effect)
 
     def note_event(self, request: RequestId, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT) -> None:
-        self.timelines.note(request, self.now, kind, arguments, tenant)
+        self.timelines.note(request, (self.now, kind, arguments), tenant)
 
     def queue(self, group: GroupName) -> Queue:
         queue = self.queues.get(group)

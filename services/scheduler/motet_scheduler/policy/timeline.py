@@ -5,8 +5,7 @@ The number of ended requests is bounded. Timelines are kept in memory only.
 
 from motet.domain import RequestId, Tenant
 from motet.last_of_each import LastOfEach
-from motet.timeline import Timeline
-from motet_scheduler.policy.happenings import Happening
+from motet.timeline import Noted, Timeline
 
 
 class Story(Timeline):
@@ -41,15 +40,13 @@ class Timelines:
         if story is not None:
             self._ended.add(story.tenant, request, story)
 
-    def note(
-        self, request: RequestId, now: float, kind: Happening, arguments: tuple[object, ...], tenant: Tenant
-    ) -> None:
+    def note(self, request: RequestId, entry: Noted, tenant: Tenant) -> None:
         """`tenant`: whose it is, if it may be unknown."""
         story = self._known.get(request) or self._ended.get(request)
         if story is None:
-            story = Story(tenant, now)
+            story = Story(tenant, entry[0])
             self._ended.add(tenant, request, story)
-        story.note(now, kind, *arguments)
+        story.add(entry)
 
     def story(self, request: RequestId) -> Story | None:
         """None: the request is unknown or forgotten."""
