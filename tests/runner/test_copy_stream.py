@@ -89,7 +89,7 @@ def begun(stream: LateCopies) -> AdapterLoads:
     """An adapter of 64 bytes, all of which are on their way to page 2"""
     host, loads = read_host(), loads_of(stream)
     with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
-        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).arrived
+        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8, slab=""))], {1: 2}, hurry=False).arrived
     assert stream.launched == 1
     assert not stream.ended
     return loads
@@ -97,7 +97,7 @@ def begun(stream: LateCopies) -> AdapterLoads:
 
 def begin_three(loads: AdapterLoads, hosts: list[SimpleNamespace], *, hurry: bool) -> LoadResults:
     """In pages 1 to 3; the last one is the first in the plan."""
-    three = [AdapterLoad(number, Digest(str(number)), SimpleNamespace(rank=8)) for number in (1, 2, 3)]
+    three = [AdapterLoad(number, Digest(str(number)), SimpleNamespace(rank=8, slab="")) for number in (1, 2, 3)]
     with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: hosts.pop(0)):
         return loads.advance(three, {3: 3, 1: 1, 2: 2}, hurry=hurry)
 
@@ -162,7 +162,7 @@ def test_a_load_that_fails_when_a_part_of_it_was_copied_ends(monkeypatch) -> Non
     host, loads = read_host(), loads_of(CopyStream())
     host.read_bytes = 32
     with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
-        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).failed
+        assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8, slab=""))], {1: 2}, hurry=False).failed
     host.ended = Mock(side_effect=OSError("the disk"))
     assert [one.number for one in loads.advance([], {1: 2}, hurry=False).failed] == [1]
 

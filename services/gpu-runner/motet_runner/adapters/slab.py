@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from motet_runner.adapters import cached_files
+from motet_runner.adapters.cached_files import NOWAIT, note_read, open_cached
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, slab_key
 
 MAX_SLABS = 2
@@ -81,7 +81,7 @@ class Slab:
         """`linears`: all that an adapter may change, in the engine's order. `only_cached`: raise BlockingIOError, or
         another OSError, where a read would wait for the disk"""
         self._only_cached = only_cached
-        self._flags = cached_files.NOWAIT if only_cached else 0
+        self._flags = NOWAIT if only_cached else 0
         self._adapter = adapter
         self._run_bytes = run_bytes
         self._linears = linears
@@ -91,10 +91,8 @@ class Slab:
         self.scales = False
 
     def __enter__(self) -> "Slab":
-        path = os.path.join(os.path.dirname(self._adapter.path), self._adapter.slab)  # noqa: PTH118, PTH120 - see above
-        self._file = (
-            cached_files.open_cached(path) if self._only_cached else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        )
+        path = f"{self._adapter.path.rpartition('/')[0]}/{self._adapter.slab}"
+        self._file = open_cached(path) if self._only_cached else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._read_head()
         except BaseException:
@@ -111,7 +109,7 @@ class Slab:
         self.compare(part, run)
 
     def read_some(self, into: Bytes, at: int) -> None:
-        """Read what begins at this place of the file: a part of a part. `compare` says at its end whether it is right."""
+        """Read a piece of a part, which begins at this place of the file. `compare` says whether the part is right."""
         self._fill(into.data, at)
 
     def compare(self, part: Part, run: Bytes) -> None:
@@ -124,11 +122,9 @@ class Slab:
         """All parts were read. Until somebody writes to the file, only their sums are compared: that finds what a disk
         does to them."""
         if not self._only_cached:
-            cached_files.note(self._adapter.path, self._file)
+            note_read(self._adapter.path, self._file)
         if not self._known:
-            _verified[self._state] = None
-            if len(_verified) > MAX_VERIFIED:
-                _verified.popitem(last=False)
+            _note_right(self._state)
 
     def places(self) -> Iterator[tuple[Part, int]]:
         """Each part, and where in the file it begins"""
@@ -141,8 +137,7 @@ class Slab:
         most = _HEAD.size + len(self._linears) // 8 + 1 + _PART.size * (self._run_bytes // _BLOCK + 1) + _DIGEST_BYTES
         status = os.fstat(self._file)
         size = status.st_size
-        # The kernel notes the time of each write as ctime, which nobody can set.
-        self._state = (status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns)
+        self._state = _state_of(status)
         self._known = self._state in _verified
         begin = self._beginning(min(most, 2 * _BLOCK))
         if len(begin) < _HEAD.size:
@@ -201,6 +196,7 @@ def write_slab(
                     size += len(left)
                     while left:
                         left = left[opened.write(left) :]
+                written = os.fstat(file)
             os.rename(draft, adapter.slab, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
@@ -208,6 +204,8 @@ def write_slab(
             raise
         _remove_surplus(folder, adapter.slab)
         os.utime(folder, ns=(used, used))  # the order of eviction: to write a slab is no use
+        with suppress(OSError):
+            _note_written(written, os.stat(adapter.slab, dir_fd=folder))
         return size
     finally:
         os.close(folder)
@@ -316,6 +314,23 @@ def _remove_surplus(folder: int, new: str) -> None:
     for _, name in sorted(found, reverse=True)[MAX_SLABS - 1 :]:
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
+
+
+def _state_of(status: os.stat_result) -> tuple[int, ...]:
+    # The kernel notes the time of each write as ctime, which nobody can set.
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _note_right(state: tuple[int, ...]) -> None:
+    _verified[state] = None
+    if len(_verified) > MAX_VERIFIED:
+        _verified.popitem(last=False)
+
+
+def _note_written(written: os.stat_result, named: os.stat_result) -> None:
+    """The file that was written has its name now, which is a change of it, too. Somebody may have replaced it."""
+    if _state_of(written)[:-1] == _state_of(named)[:-1]:
+        _note_right(_state_of(named))
 
 
 def _path_of(adapter: AdapterLayout) -> Path:

@@ -27,7 +27,7 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import ProofOrder
 from motet_runner.interface import AdapterEvicted, AdapterLeftHost, AdapterLoaded, ProofEnded
 from motet_runner.plan.adapter_proofs import AdapterProofs
-from motet_runner.plan.device_budget import DeviceBudget, Grant
+from motet_runner.plan.device_budget import DeviceBudget, Grant, IsLive
 from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
@@ -322,7 +322,7 @@ class ResidentAdapters:
                 return None  # nobody passes it, or it could wait for ever
             urgent = waits or (alone and digest in self.proofs)
             pinned = self._budget.is_pinned(digest)
-            stays = self._is_live if urgent else self._is_live_or_pinned
+            stays = self._stays_live if urgent else self._is_live_or_pinned
             grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=urgent or pinned)
             if grant is None:
                 if not waits:
@@ -460,6 +460,11 @@ class ResidentAdapters:
     def _is_live(self, digest: Digest) -> bool:
         return digest in self._table.live_adapters() or digest == self.proofs.turn
 
+    @property
+    def _stays_live(self) -> IsLive:
+        """`_is_live` for many adapters at a time"""
+        return self._in_use().__contains__
+
     def _is_live_or_pinned(self, digest: Digest) -> bool:
         return self._budget.is_pinned(digest) or self._is_live(digest)
 
@@ -525,7 +530,7 @@ class ResidentAdapters:
         return digest == spare or self._is_live(digest)
 
     def _could_begin(self, digest: Digest) -> bool:
-        return self._is_awaited(digest) and self._budget.could_grant(self._known[digest].pages, self._is_live)
+        return self._is_awaited(digest) and self._budget.could_grant(self._known[digest].pages, self._stays_live)
 
     @property
     def _some_go(self) -> bool:
