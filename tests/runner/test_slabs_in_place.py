@@ -147,6 +147,25 @@ def test_zeros_and_parts_of_parts_come_in_slices(
     assert same_bytes(engine, loads)
 
 
+def test_several_share_what_an_iteration_reads(
+    engine: Engine, adapter: AdapterLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = Loads(engine, adapter)
+    size = loads.layout.bytes
+    monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", size + 1000)
+    begun = [AdapterLoad(number, Digest(str(number)), adapter) for number in (1, 2)]
+    loads.memory = loads.loads.memory = torch.full((2 * len(loads.memory), PAGE_BYTES), LEFT_THERE, dtype=torch.uint8)
+    second = len(loads.memory) // 2
+    with no_thread(), torch.inference_mode():
+        found = loads.loads.advance(begun, {1: FIRST_PAGE, 2: second}, hurry=False)
+        assert [one.number for one in found.arrived] == [1]
+        place = loads.memory.view(-1)[second * PAGE_BYTES :]
+        assert torch.equal(place[:1000], loads.run[:1000])
+        assert bool((place[1000:] == LEFT_THERE).all())
+        assert [one.number for one in loads.loads.advance([], {2: second}, hurry=False).arrived] == [2]
+    assert torch.equal(place[:size], loads.run)
+
+
 def test_a_folder_of_which_nothing_was_read_is_read_on_a_thread_first(engine: Engine, adapter: AdapterLayout) -> None:
     cached_files._known.clear()  # noqa: SLF001
     loads = Loads(engine, adapter)
@@ -177,9 +196,11 @@ def test_what_the_page_cache_does_not_have_is_read_on_a_thread(
         return preadv(file, buffers, at, flags)
 
     loads = Loads(engine, adapter)
+    files = psutil.Process().num_fds()
     with patch.object(os, "preadv", some):
         assert not loads.to_the_end().lacks_slab
     assert len(found) == before
+    assert psutil.Process().num_fds() == files
     assert same_bytes(engine, loads)
 
 
