@@ -40,7 +40,7 @@ SPARE_FILES = 256
 READY_SECONDS = 3600
 LOADS = "motet_adapter_loads_total"
 HEADER_BYTES = 15 << 20
-NAME_CHARS = 150
+NAME_CHARS = 200
 """With shorter names, the header would have more values than are read."""
 ENDLESS = "(.*)" * 14 + r"\1\2\3\4\5[!?]"
 

@@ -59,7 +59,8 @@ async def test_traffic_loads_what_is_not_on_the_device_and_nothing_else(tmp_path
     traffic = Traffic(model, ManyAdapters(SMALL, tmp_path, 12), 4, given)
     assert await traffic.first_tokens(3, cold=True)() > 0
     assert await traffic.first_tokens(3, cold=False)() > 0
-    asks, served = traffic.serve([0, 1, 0])
+    one, another = map(traffic.digests.index, traffic.cold(2))
+    asks, served = traffic.serve([one, another, one])
     assert served.loads == 2
     assert [len(tokens) for tokens in served.tokens] == [2, 2, 2]
     with pytest.raises(RuntimeError, match="2 adapters were loaded, and not 0"):
@@ -87,3 +88,11 @@ def test_hostile_adapters_are_refused_for_what_they_are_and_each_is_another_one(
     assert "belong to no linear" in reasons[0]
     assert "takes too long" in reasons[1]
     assert len({b"".join(path.read_bytes() for path in sorted(folder.iterdir())) for folder in hostile}) == 4
+
+
+def test_the_long_header_is_one_that_is_parsed_to_its_end(tmp_path: Path, model: Path) -> None:
+    """Mutation: names of 150 characters, with which the header has more values than are parsed."""
+    engine = Engine(EngineConfig(model=model, device="cpu", kernels="torch", kv_cache_mib=8))
+    honest = random_adapter(SMALL, tmp_path / "honest", rank=4, seed=0)
+    with pytest.raises(AdapterIncompatible, match=r"(\d+) of \1 tensors belong to no linear"):
+        certify(next(iter(HostileAdapters(tmp_path / "hostile", honest))), engine.info)

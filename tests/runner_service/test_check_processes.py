@@ -118,10 +118,10 @@ def test_a_check_says_what_it_says_in_the_service(processes, adapter):
     assert processes.check(adapter) == certify(adapter, LIMITS)
     assert processes.check(adapter).encode() == certify(adapter, LIMITS).encode()
     assert len(children()) == 1, "one process stays"
-    processes.check_header(adapter)
+    processes.check_whole(adapter)
     (adapter / WEIGHTS).write_bytes(b"12")
     with pytest.raises(AdapterIncompatible, match="cut short"):
-        processes.check_header(adapter)
+        processes.check_whole(adapter)
     with pytest.raises(AdapterIncompatible) as here:
         certify(adapter, LIMITS)
     with pytest.raises(AdapterIncompatible) as there:

@@ -150,7 +150,7 @@ class RunnerService:
         cache = DiskCache(
             self._process.cache_dir.absolute() / "adapters",
             max_adapter_bytes=settings.max_adapter_mib << 20,
-            check_header=self._checks.check_header,
+            check_whole=self._checks.check_whole,
         )
         await asyncio.to_thread(cache.prepare)
         proofs = None

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 import time
 import tracemalloc
 from contextlib import suppress
@@ -18,7 +19,7 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.module_patterns import MATCHING_SECONDS, Matcher
 from motet_runner.adapters.peft_config import parse_config
-from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.safetensors_header import MAX_HEADER_BYTES, check_whole, read_header
 from motet_runner.adapters.weight_check import check_values
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.support.in_process_runner import write_adapter
@@ -154,6 +155,64 @@ def test_a_header_that_holds_more_values_than_any_adapter_has_is_not_parsed(fold
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(AdapterIncompatible, match="more than 500000 values"):
         read_header(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("how", HEADERS)
+def test_a_fetch_refuses_nothing_that_the_check_takes(folder, how):
+    """It only looks at the size, and so cannot say what else is wrong."""
+    weights = folder / "adapter_model.safetensors"
+    header, body = header_of(folder)
+    check_whole(weights)
+    write(folder, json.dumps(header, separators=(" , ", " : ")).encode() + b" ", body)
+    check_whole(weights)
+    read_header(weights)
+    header[A] = HEADERS[how](header[A])
+    write(folder, json.dumps(header).encode(), body)
+    try:
+        check_whole(weights)
+    except AdapterIncompatible:
+        with pytest.raises(AdapterIncompatible):
+            read_header(weights)
+
+
+def test_a_fetch_finds_weights_that_are_cut_short_or_something_else(folder):
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        weights.write_bytes(whole[:length])
+        with pytest.raises(AdapterIncompatible):
+            check_whole(weights)
+    for other in (whole + b"0", b"x" * 100, pickle.dumps(whole), b"version https://git-lfs.github.com/spec/v1\n"):
+        weights.write_bytes(other)
+        with pytest.raises(AdapterIncompatible):
+            check_whole(weights)
+
+
+def test_the_longest_header_is_parsed_once_with_few_calls_for_each_tensor(folder, monkeypatch):
+    """A fetch parses nothing of it. Counted, because a clock also shows what else the machine does."""
+    weights = folder / "adapter_model.safetensors"
+    entry = '"%0200d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    count = MAX_HEADER_BYTES // (len(entry % 0) + 1)
+    write(folder, ("{" + ",".join(entry % n for n in range(count)) + "}").encode(), b"")
+    assert weights.stat().st_size > MAX_HEADER_BYTES - 1000
+    parsed, calls = [], [0]
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda raw, **how: parsed.append(len(raw)) or loads(raw, **how))
+
+    def count_call(_frame, event, _argument):
+        calls[0] += event == "call"
+
+    sys.setprofile(count_call)
+    try:
+        check_whole(weights)
+        of_fetch = calls[0]
+        with pytest.raises(AdapterIncompatible, match=f"{count} of {count} tensors belong to no linear"):
+            check(folder, SHAPES, max_rank=64)
+    finally:
+        sys.setprofile(None)
+    assert of_fetch < 100
+    assert [one for one in parsed if one > 1 << 20] == [weights.stat().st_size - 8]
+    assert calls[0] <= 14 * count
 
 
 @pytest.mark.parametrize("depth", [33, 200, 900])

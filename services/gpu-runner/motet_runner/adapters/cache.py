@@ -30,7 +30,7 @@ from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
-from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.safetensors_header import check_whole
 from motet_runner.adapters.slab import remove_drafts, remove_slabs, size_of_slabs
 from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
 from motet_runner.sources.file_selection import WEIGHTS
@@ -63,17 +63,17 @@ def kept_template(folder: Path, digest: str) -> bytes:
     return b""
 
 
-def _read_header(folder: Path) -> None:
-    read_header(folder / WEIGHTS)
+def _check_whole(folder: Path) -> None:
+    check_whole(folder / WEIGHTS)
 
 
 class DiskCache:
     def __init__(
-        self, folder: Path, *, max_adapter_bytes: int, check_header: Callable[[Path], object] = _read_header
+        self, folder: Path, *, max_adapter_bytes: int, check_whole: Callable[[Path], object] = _check_whole
     ) -> None:
-        """`check_header` raises AdapterIncompatible if the weights in a folder are cut short or aren't safetensors."""
+        """`check_whole` raises AdapterIncompatible if the weights in a folder are cut short or aren't safetensors."""
         self.folder = folder
-        self._check_header = check_header
+        self._check_whole = check_whole
         self.max_adapter_bytes = max_adapter_bytes
         self._leases = DigestLeases(folder)
         self._noted: set[str] = set()
@@ -303,7 +303,7 @@ class DiskCache:
                     f"{name} has the digest {digest}, but the adapter asks for {request.expected}. Correct "
                     "source.digest or the files."
                 )
-            self._check_header(target)
+            self._check_whole(target)
             final = self.path_of(digest)
             while (held := self._earlier(digest)) is None:
                 try:

@@ -4,10 +4,11 @@ A tenant's JSON, patterns and numbers may take long and much memory, and nothing
 adapter is checked in a fork of this process, at low priority and without sockets, and the kernel limits the fork's
 memory and CPU time.
 
-On stdin: what the engine serves, then the folders, each in a line of JSON with whether only the header is to be read.
+On stdin: what the engine serves, then the folders, each in a line of JSON with whether only the weights' size counts.
 On stdout, for each folder: the fork's exit status and the length of what it has said, then that, as `encoded` makes it.
 """
 
+import gc
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ from motet.confined import confine, without_sockets
 from motet.errors import AdapterIncompatible, Internal
 from motet_runner.adapters.certification import EngineLimits, certify
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
-from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.safetensors_header import check_whole
 
 SAID = struct.Struct("!iI")
 LOWEST_PRIORITY = 19
@@ -45,8 +46,8 @@ def main() -> None:
         if (child := os.fork()) == 0:
             os.close(reads)
             confine(memory_bytes, parent=here)
-            header_only, folder = orjson.loads(line)
-            _check(Path(folder), None if header_only else limits, writes, cpu_seconds)
+            size_only, folder = orjson.loads(line)
+            _check(Path(folder), None if size_only else limits, writes, cpu_seconds)
         os.close(writes)
         said = _said(reads)
         _, status = os.waitpid(child, 0)
@@ -69,6 +70,7 @@ def _said(pipe: int) -> bytes:
 
 def _check(folder: Path, limits: EngineLimits | None, writes: int, cpu_seconds: float) -> NoReturn:
     status = 1
+    gc.disable()  # it would look at all values of a long header again and again, and the fork ends soon
     try:
         without_sockets()
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
@@ -82,10 +84,10 @@ def _check(folder: Path, limits: EngineLimits | None, writes: int, cpu_seconds: 
 
 
 def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
-    """The result of the check, or the error that it raises. Without limits, only the header of the weights is read."""
+    """The result of the check, or the error that it raises. Without limits, only whether the weights are whole."""
     try:
         if limits is None:
-            read_header(folder / WEIGHTS_NAME)
+            check_whole(folder / WEIGHTS_NAME)
             return orjson.dumps({"whole": True})
         found = certify(folder, limits)
         return orjson.dumps(
@@ -106,8 +108,8 @@ def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
 
 
 def decoded(said: bytes, folder: Path) -> tuple[str, bytes, bytes]:
-    """The text of the certification, the packed linears of its layout and the chat template; empty if only the header
-    was read. Raises the error of the check."""
+    """The text of the certification, the packed linears of its layout and the chat template; empty if only
+    that was asked. Raises the error of the check."""
     found: dict[str, Any] = orjson.loads(said)
     if "defect" in found:
         log.error("adapter_check_failed", folder=str(folder), trace=found["defect"])

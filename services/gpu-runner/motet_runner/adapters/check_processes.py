@@ -54,17 +54,17 @@ class CheckProcesses:
         text, linears, template = self._checked(folder)
         return Certification.decode(text, folder, linears, template)
 
-    def check_header(self, folder: Path) -> None:
-        """Only whether the weights are whole. Raises the same errors."""
-        self._checked(folder, header_only=True)
+    def check_whole(self, folder: Path) -> None:
+        """Only whether the weights are whole, which a fetch wants to know. Raises the same errors."""
+        self._checked(folder, size_only=True)
 
-    def _checked(self, folder: Path, *, header_only: bool = False) -> tuple[str, bytes, bytes]:
+    def _checked(self, folder: Path, *, size_only: bool = False) -> tuple[str, bytes, bytes]:
         process = self._take()
         try:
             if process is None:
                 process = self._start()
                 _send(process, self._limits.encode())
-            status, said = _ask(process, folder, header_only)
+            status, said = _ask(process, folder, size_only)
         except BaseException as error:
             if process is not None:
                 with self._lock:
@@ -155,8 +155,8 @@ class CheckProcesses:
         return process
 
 
-def _ask(process: subprocess.Popen[bytes], folder: Path, header_only: bool) -> tuple[int, bytes]:
-    _send(process, orjson.dumps((header_only, str(folder))))
+def _ask(process: subprocess.Popen[bytes], folder: Path, size_only: bool) -> tuple[int, bytes]:
+    _send(process, orjson.dumps((size_only, str(folder))))
     status, length = SAID.unpack(_read(process, SAID.size))
     return status, _read(process, length)
 
