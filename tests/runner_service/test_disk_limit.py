@@ -21,6 +21,7 @@ from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet.runner_info import Failure
+from motet_runner.adapters import cache as disk_cache
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
@@ -529,6 +530,44 @@ def test_an_adapter_that_goes_while_it_is_listed_and_comes_again_has_its_bytes(t
     for name in ADAPTER_FILES:
         (folder / name).write_bytes(b"x" * 100)
     assert cache.contents(10, 1000.0).bytes == 100 * len(ADAPTER_FILES)
+
+
+def test_a_listing_reads_only_the_folders_that_are_new_or_have_changed_here(tmp_path: Path, monkeypatch) -> None:
+    """Thousands of adapters have come before. Each order that is answered, and each fetch, lists the cache."""
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+    cache.prepare()
+    read: list[str] = []
+    size_of = disk_cache._size_of_adapter  # noqa: SLF001
+    monkeypatch.setattr(disk_cache, "_size_of_adapter", lambda one: read.append(one.name) or size_of(one))
+
+    def add(number: int) -> None:
+        folder = cache.folder / f"{number:064x}"
+        folder.mkdir()
+        for name in ADAPTER_FILES:
+            (folder / name).write_bytes(b"x" * 100)
+
+    def listed(capacity: int = 99, room: int = 10_000, changed: tuple[int, ...] = ()) -> tuple[int, list[int]]:
+        read.clear()
+        found = cache.contents(capacity, room, [*map(digest, changed)])
+        return found.bytes // 100, sorted(int(one, 16) for one in read)
+
+    for number in range(10):
+        add(number)
+    assert listed() == (20, [*range(10)])
+    assert listed() == (20, [])
+    add(10)
+    assert listed() == (22, [10])
+    (cache.folder / f"{3:064x}" / "slab-1").write_bytes(b"y" * 300)
+    assert listed() == (22, []), "another runner has written it, perhaps"
+    assert listed(changed=(3,)) == (25, [3])
+    assert cache.evict(digest(4), None)
+    assert listed() == (23, [])
+    assert listed(room=2000) == (23, [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]), "exact before anything leaves"
+    assert listed(capacity=9) == (23, [0, 1, 2, 3, 5, 6, 7, 8, 9, 10])
+    (cache.folder / f"{5:064x}" / "slab-1").write_bytes(b"y" * 300)
+    assert listed() == (23, [])
+    monkeypatch.setattr(cache, "_recount_at", 0.0)
+    assert listed() == (26, [0, 1, 2, 3, 5, 6, 7, 8, 9, 10])
 
 
 async def test_adapters_that_come_together_all_find_room_in_turn(tmp_path, one_size):

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,6 +267,28 @@ async def test_slabs_that_another_runner_has_written_or_removed_are_counted(
     remove_slabs(layout_of(lives[1]).file.parent)
     assert setup.bytes() < with_slabs
     assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
+    setup.adapters.close()
+
+
+async def test_a_slab_that_this_runner_has_written_counts_before_all_folders_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=1 << 30, slab_bytes=lambda _: 5000)
+    found: list[int] = []
+    contents = setup.cache.contents
+
+    def noting(*how: Any) -> CacheContents:
+        listed = contents(*how)
+        found.append(listed.bytes)
+        return listed
+
+    monkeypatch.setattr(setup.cache, "contents", noting)
+    await setup.ensure(1)
+    monkeypatch.setattr(setup.cache, "_recount_at", inf)
+    await setup.write(setup.ordered[0])
+    await setup.ensure(2)
+    assert setup.of_slabs() > 0
+    assert found[-1] == setup.bytes()
     setup.adapters.close()
 
 

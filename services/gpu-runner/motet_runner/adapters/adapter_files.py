@@ -124,7 +124,8 @@ class DiskAdapterFiles(Fetches):
         if effect.clear and await self._in_folders(partial(self.cache.remove_slabs, effect.clear)) < effect.clear:
             await self.sources.clear_partial(all_of_them=True)
         interrupted = await self.sources.partial_bytes() if bounded else 0
-        found = await self._in_folders(partial(self.cache.contents, effect.capacity, effect.room - interrupted))
+        room = effect.room - interrupted
+        found = await self._in_folders(partial(self.cache.contents, effect.capacity, room, effect.changed))
         return replace(found, partial=interrupted)
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:

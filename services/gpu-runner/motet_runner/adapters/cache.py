@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
@@ -44,6 +44,9 @@ TEMPLATE = "template.json"
 
 RECENT_NS = 2_000_000_000
 """The times of files are so coarse on some disks that a second change soon after the first one does not show."""
+
+RECOUNT_SECONDS = 30.0
+"""After this time the bytes of all folders are counted again: other runners write slabs, too."""
 
 MAX_ORIGINS = 64
 """How many origins of an adapter are known in each namespace, those that were used last. From another one it is fetched
@@ -79,6 +82,7 @@ class DiskCache:
         self._noted: set[str] = set()
         self._sizes: dict[str, _Size] = {}
         """The bytes of the folders that were read."""
+        self._recount_at = 0.0
 
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
@@ -131,10 +135,11 @@ class DiskCache:
         with self._noting("the order of use is not recorded"):
             held.lease.touch()
 
-    def contents(self, capacity: int = 0, room: float = inf) -> CacheContents:
+    def contents(self, capacity: int = 0, room: float = inf, changed: Collection[Digest] = ()) -> CacheContents:
         """All cached adapters, and with a finite `room` their bytes and those of other processes' fetches. No adapters
         are listed if there are no more than `capacity`, and they have no more bytes than `room`: to count thousands
-        takes a tenth of the time."""
+        takes a tenth of the time. Then only the folders are read that are new, or whose adapters have `changed` in this
+        runner, but all of them after RECOUNT_SECONDS."""
         names = os.listdir(self.folder)  # noqa: PTH208 - no paths are needed
         adapters = [name for name in names if not name.startswith(".")]
         if room == inf:
@@ -142,11 +147,28 @@ class DiskCache:
         own = f".fetch-{os.getpid()}-"
         others = (name for name in names if name.startswith(".") and not name.startswith(own))
         unfinished = sum(_bytes_of(self.folder / name) for name in others)
-        self._sizes = {name: self._size_of(name) for name in adapters}
-        total = sum(size.bytes for size in self._sizes.values())
+        now = time.monotonic()
+        if len(adapters) > capacity or now >= self._recount_at:
+            total = self._count(adapters, counted={})
+        else:
+            counted = dict(self._sizes)
+            for digest in changed:
+                counted.pop(self.path_of(digest).name, None)
+            if (total := self._count(adapters, counted)) + unfinished <= room:
+                return CacheContents(unfinished=total + unfinished)
+            total = self._count(adapters, counted={})
+        self._recount_at = now + RECOUNT_SECONDS
         if len(adapters) <= capacity and total + unfinished <= room:
             return CacheContents(unfinished=total + unfinished)
         return CacheContents(self._by_last_use(adapters), unfinished)
+
+    def _count(self, names: Iterable[str], counted: Mapping[str, "_Size"]) -> int:
+        """The bytes of these folders. Those that are `counted` are not read."""
+        self._sizes = {
+            name: known if (known := counted.get(name)) is not None and known.files else self._size_of(name)
+            for name in names
+        }
+        return sum(size.bytes for size in self._sizes.values())
 
     def _by_last_use(self, names: Iterable[str]) -> tuple[Cached, ...]:
         found = []

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from motet.errors import AdapterIncompatible
 
 MAX_JSON_VALUES = 500_000
-"""The most commas and opening brackets: parsing this number takes some tenths of a second and less than 100 MiB. The header
-of an adapter with 20,000 linears, such as all linears of a mixture of experts, has 400,000."""
+"""The most commas and opening brackets: parsing this number takes some tenths of a second and less than 100 MiB. The
+header of an adapter with 20,000 linears, such as all linears of a mixture of experts, has 400,000."""
 
 MAX_DEPTH = 32
 """The most levels of objects and lists. PEFT and safetensors write four."""

@@ -63,6 +63,8 @@ class AdapterPolicy:
         self._clock = clock
         self._eviction = Eviction(limits)
         self._slabs = SlabQueue()
+        self._slabs_written: set[Digest] = set()
+        """Since the cache was listed"""
         self._slab_bytes = slab_bytes
         self._build = build
         self._lives: dict[Digest, AdapterLife] = {}
@@ -415,6 +417,7 @@ class AdapterPolicy:
         """The engine has done with a slab of `size` bytes. 0: it could not be written."""
         if number == self._slabs.number and self._slabs.current is not None:
             self._slabs.written(self._clock(), success=size > 0)
+            self._slabs_written.add(self._slabs.current)
             self._slab_ended(size)
 
     def kernels_serve(self, kernels: str) -> None:
@@ -648,7 +651,8 @@ class AdapterPolicy:
 
     def _list(self, clear: int = 0) -> None:
         number = self.pending.add(Listing(cleared=clear > 0))
-        self._emit(effects.ListCache(number, self._eviction.limits.adapters, self._eviction.room, clear))
+        changed, self._slabs_written = frozenset(self._slabs_written), set()
+        self._emit(effects.ListCache(number, self._eviction.limits.adapters, self._eviction.room, clear, changed))
 
     def _evict_next(self) -> None:
         self._refuse(self._eviction.refused())  # another process may use what was to leave

@@ -54,12 +54,14 @@ class Evict:
 @dataclass(frozen=True, slots=True)
 class ListCache:
     """List the cached adapters, the least recently used first. If there are no more than `capacity`, and they have no
-    more bytes than `room`, list none. Before that, `clear` bytes of slabs and of interrupted fetches are removed."""
+    more bytes than `room`, list none. Before that, `clear` bytes of slabs and of interrupted fetches are removed.
+    `changed`: the adapters that have got slabs since the last listing."""
 
     number: int
     capacity: int
     room: float = inf
     clear: int = 0
+    changed: frozenset[Digest] = frozenset()
 
 
 Answer = Held | Certification | CacheContents | Failure | None
