@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +12,18 @@ import pytest
 from motet.imports import without_collections
 
 STARTED = (
+    "motet.store.__main__",
     "motet_cli.main",
     "motet_gateway.__main__",
     "motet_operator.__main__",
     "motet_operator.cluster.__main__",
+    "motet_operator.local.parent",
     "motet_predictor.__main__",
+    "motet_predictor.refit",
     "motet_runner.__main__",
+    "motet_runner.adapters.check_process",
     "motet_runner.engine_process",
+    "motet_runner.sources.fetch_process",
     "motet_scheduler.__main__",
     "motet_supervisor.__main__",
 )
@@ -59,3 +65,11 @@ def test_what_a_process_is_started_with_imports_libraries_without_collections(mo
     names = {alias.name for one in first if isinstance(one, ast.Import) for alias in one.names}
     names |= {str(one.module) for one in first if isinstance(one, ast.ImportFrom)}
     assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {"motet.imports"}
+
+
+def test_a_process_that_prints_nothing_in_colour_does_not_import_what_does() -> None:
+    """`motet_cli` does print, and finds it."""
+    script = "import sys, motet.telemetry; print('rich' in sys.modules); import rich.table; print(rich.table.Table)"
+    for first, imported in (("", "True"), ("import motet.imports; ", "False")):
+        said = subprocess.run([sys.executable, "-P", "-c", first + script], capture_output=True, text=True, check=True)
+        assert said.stdout.splitlines() == [imported, "<class 'rich.table.Table'>"]

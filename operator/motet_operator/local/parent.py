@@ -10,21 +10,24 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from motet.addresses import http_url
-from motet.clock import monotonic
-from motet.errors import SetupError
-from motet.keys import CALLERS_VARIABLE
-from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
-from motet.processes.linux import become_subreaper, reap_orphans, send
-from motet.processes.manager import MANAGED_BY_VARIABLE
-from motet.service_main import SETUP_FAILED, read
-from motet.settings import ProcessSettings
-from motet.telemetry import configure_logging, is_alive
-from motet_operator.local.lock import StackLock
-from motet_operator.local.state_directory import StateDirectory
-from motet_operator.local.status import StatusFile
-from motet_operator.local.teardown import STOP_SECONDS, finish
-from motet_operator.settings import Settings
+from motet.imports import without_collections
+
+with without_collections():
+    from motet.addresses import http_url
+    from motet.clock import monotonic
+    from motet.errors import SetupError
+    from motet.keys import CALLERS_VARIABLE
+    from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
+    from motet.processes.linux import become_subreaper, reap_orphans, send
+    from motet.processes.manager import MANAGED_BY_VARIABLE
+    from motet.service_main import SETUP_FAILED, read
+    from motet.settings import ProcessSettings
+    from motet.telemetry import configure_logging, is_alive
+    from motet_operator.local.lock import StackLock
+    from motet_operator.local.state_directory import StateDirectory
+    from motet_operator.local.status import StatusFile
+    from motet_operator.local.teardown import STOP_SECONDS, finish
+    from motet_operator.settings import Settings
 
 REAP_SECONDS = 1.0
 

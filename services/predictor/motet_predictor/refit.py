@@ -12,18 +12,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import structlog
+from motet.imports import without_collections
 
-from motet.errors import MotetError
-from motet.service_main import read
-from motet.settings import Database, ProcessSettings
-from motet.store import open_store
-from motet.store.length_samples import LengthSample, samples_of_all_tenants
-from motet.telemetry import configure_logging
-from motet_predictor import sample_features
-from motet_predictor.fitted_bytes import write_file
-from motet_predictor.fitting import Sample, fit, since_last_change
-from motet_predictor.settings import Settings
+with without_collections():
+    import structlog
+
+    from motet.errors import MotetError
+    from motet.service_main import read
+    from motet.settings import Database, ProcessSettings
+    from motet.store import open_store
+    from motet.store.length_samples import LengthSample, samples_of_all_tenants
+    from motet.telemetry import configure_logging
+    from motet_predictor import sample_features
+    from motet_predictor.fitted_bytes import write_file
+    from motet_predictor.fitting import Sample, fit, since_last_change
+    from motet_predictor.settings import Settings
 
 log = structlog.get_logger(__name__)
 

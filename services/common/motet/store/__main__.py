@@ -2,13 +2,16 @@
 
 import asyncio
 
-import structlog
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.health import Health
-from motet.service_main import read, run
-from motet.settings import Database, ProcessSettings
-from motet.store import migrate
+with without_collections():
+    import structlog
+    from prometheus_client import CollectorRegistry
+
+    from motet.health import Health
+    from motet.service_main import read, run
+    from motet.settings import Database, ProcessSettings
+    from motet.store import migrate
 
 log = structlog.get_logger(__name__)
 

@@ -18,14 +18,17 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import orjson
-import structlog
+from motet.imports import without_collections
 
-from motet.confined import confine, without_sockets
-from motet.errors import AdapterIncompatible, Internal
-from motet_runner.adapters.certification import EngineLimits, certify
-from motet_runner.adapters.peft_config import WEIGHTS_NAME
-from motet_runner.adapters.safetensors_header import check_whole
+with without_collections():
+    import orjson
+    import structlog
+
+    from motet.confined import confine, without_sockets
+    from motet.errors import AdapterIncompatible, Internal
+    from motet_runner.adapters.certification import EngineLimits, certify
+    from motet_runner.adapters.peft_config import WEIGHTS_NAME
+    from motet_runner.adapters.safetensors_header import check_whole
 
 SAID = struct.Struct("!iI")
 LOWEST_PRIORITY = 19

@@ -19,26 +19,29 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-import orjson
+from motet.imports import without_collections
 
-from motet.errors import AdapterFetchFailed
-from motet.sources import READABLE, SOURCES
-from motet_runner.sources.fetch_errors import malformed, no_space, temporary, too_large
-from motet_runner.sources.fetch_order import FetchOrder
-from motet_runner.sources.file_selection import (
-    INDEX,
-    MAX_ASSET_BYTES,
-    check_listing,
-    missing_file,
-    of_adapter,
-    of_model,
-    shards,
-)
-from motet_runner.sources.folder import FolderUri
-from motet_runner.sources.network_guard import NetworkGuard
-from motet_runner.sources.remote_source import NeedRoom, Opening, OpenSource, RemoteSource
-from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
-from motet_runner.sources.uri import parse
+with without_collections():
+    import orjson
+
+    from motet.errors import AdapterFetchFailed
+    from motet.sources import READABLE, SOURCES
+    from motet_runner.sources.fetch_errors import malformed, no_space, temporary, too_large
+    from motet_runner.sources.fetch_order import FetchOrder
+    from motet_runner.sources.file_selection import (
+        INDEX,
+        MAX_ASSET_BYTES,
+        check_listing,
+        missing_file,
+        of_adapter,
+        of_model,
+        shards,
+    )
+    from motet_runner.sources.folder import FolderUri
+    from motet_runner.sources.network_guard import NetworkGuard
+    from motet_runner.sources.remote_source import NeedRoom, Opening, OpenSource, RemoteSource
+    from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
+    from motet_runner.sources.uri import parse
 
 MIN_BYTES_PER_SECOND = 1024
 """A source that gives fewer bytes per second during `stall_seconds` counts as stalled."""
