@@ -101,6 +101,24 @@ async def test_a_link_waits_for_a_server_that_has_not_started(address: str, monk
             await until(lambda: client.received == [b"hello"])
 
 
+async def test_a_socket_without_a_server_is_not_healthy_and_takes_no_channel(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services that start are asked often."""
+    asked: list[str] = []
+
+    def noted(asked_for: str, role: str) -> Any:
+        asked.append(asked_for)
+        return open_channel(asked_for, role)
+
+    monkeypatch.setattr("motet.transport.over_grpc.server.open_channel", noted)
+    assert not await is_healthy(address)
+    assert asked == []
+    async with serving(address, lambda _: None, names=[], ready=True):
+        assert await is_healthy(address)
+    assert asked == [address]
+
+
 async def test_a_link_reconnects_after_a_restart_and_sends_its_hello_again(address: str) -> None:
     echo = Echo()
     state = [b"state 1"]

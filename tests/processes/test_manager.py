@@ -27,6 +27,7 @@ from motet.processes import (
     is_alive,
 )
 from motet.processes.linux import read_stat, session_members
+from motet.processes.manager import probe_pause
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
@@ -71,8 +72,10 @@ def script(folder: Path, name: str, code: str, **more: object) -> ProcessSpec:
 
 
 @asynccontextmanager
-async def process_manager(folder: Path, config: LifecycleConfig = CONFIG) -> AsyncIterator[ProcessManager]:
-    one = ProcessManager(ProcessRecords(folder / "records"), config=config, clock=monotonic)
+async def process_manager(
+    folder: Path, config: LifecycleConfig = CONFIG, clock: Callable[[], float] = monotonic
+) -> AsyncIterator[ProcessManager]:
+    one = ProcessManager(ProcessRecords(folder / "records"), config=config, clock=clock)
     try:
         yield one
     finally:
@@ -184,6 +187,26 @@ async def test_the_probe_decides_readiness(tmp_path: Path) -> None:
         assert only(one).phase is Phase.STARTING
         answer = True
         await until(lambda: only(one).ready)
+
+
+async def test_who_starts_for_long_is_probed_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each probe takes a minute by this clock."""
+    now, starting = [0.0], list[float]()
+
+    async def probe() -> bool:
+        now[0] += 60
+        return len(starting) == 3
+
+    def pause(seconds: float) -> float:
+        starting.append(seconds)
+        return 0.01
+
+    monkeypatch.setattr("motet.processes.manager.probe_pause", pause)
+    async with process_manager(tmp_path, clock=lambda: now[0]) as one:
+        one.apply([script(tmp_path, "a", SLEEPER, probe=probe)])
+        await until(lambda: only(one).ready)
+    assert starting == [60, 120, 180]
+    assert [probe_pause(seconds) for seconds in (0.0, 2.0, 60.0)] == [0.05, 0.05, 1.2]
 
 
 async def test_stopping_sends_sigterm_and_then_sigkill(tmp_path: Path) -> None:

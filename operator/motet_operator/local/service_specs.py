@@ -39,6 +39,7 @@ class ServiceSpecs:
         self._process = process
         self._settings = settings
         self._version = version("motet")
+        self._database_url = Database().url(process)  # read once: specifications are made in every round
 
     def control(self, *, store_ready: bool) -> list[ProcessSpec]:
         """The services that each stack has once. The predictor starts once the database is migrated."""
@@ -132,7 +133,7 @@ class ServiceSpecs:
             "MOTET_LOG_FORMAT": "json",
             "MOTET_METRICS_ADDRESS": layout.metrics_address(name),
             "MOTET_TIME_SCALE": str(process.time_scale),
-            "MOTET_DATABASE_URL": Database().url(process),
+            "MOTET_DATABASE_URL": self._database_url,
             "MOTET_SCHEDULER_ADDRESS": layout.address("scheduler"),
             "MOTET_PREDICTOR_ADDRESS": layout.address("predictor"),
             "MOTET_SUPERVISOR_ADDRESS": layout.address("supervisor"),

@@ -47,6 +47,10 @@ process that has no record, because the process manager died before it could wri
 PROBE_SECONDS = 0.05
 """The time between two readiness probes of a process that is starting. It is short, so that readiness is seen soon."""
 
+PROBE_SHARE = 0.02
+"""Once this share of the time that it has been starting is longer, that is the time: probes of a process that loads for
+a minute would take seconds of CPU time, beside the load."""
+
 PROBE_READY_SECONDS = 2.0
 """The same for a ready process. The process manager sees a death without a probe."""
 
@@ -55,6 +59,10 @@ Probe = Callable[[], Awaitable[bool]]
 
 async def always_ready() -> bool:
     return True
+
+
+def probe_pause(unready_seconds: float) -> float:
+    return max(PROBE_SECONDS, PROBE_SHARE * unready_seconds)
 
 
 def at_once() -> float:
@@ -442,6 +450,7 @@ class _ManagedProcess:
             self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
 
     async def _probe_readiness(self) -> None:
+        unready_since = self._clock()
         while True:
             try:
                 healthy = await self.spec.probe()
@@ -452,8 +461,9 @@ class _ManagedProcess:
             if self.life.phase is Phase.READY:
                 launch.trim(self.spec.log)
                 await asyncio.sleep(PROBE_READY_SECONDS)
+                unready_since = self._clock()
             else:
-                await asyncio.sleep(PROBE_SECONDS)
+                await asyncio.sleep(probe_pause(self._clock() - unready_since))
 
     def _is_to_replace_as_stopped(self) -> bool:
         watched = self.spec.replace_stopped and self._config.liveness_seconds > 0

@@ -1,5 +1,6 @@
 """Connections between services: their options, and when a silent peer counts as gone."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,3 +77,14 @@ async def open_channel(address: str, role: str = "", *, grace: float | None = No
 def socket_path(address: str) -> Path | None:
     """The path in a `unix:` address; None for TCP."""
     return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process listens on a Unix socket. This check takes microseconds, an attempt of gRPC milliseconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

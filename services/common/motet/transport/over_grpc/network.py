@@ -1,10 +1,8 @@
 """gRPC as a `Network`."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,7 +24,7 @@ from motet.transport import (
     spread,
     status_of,
 )
-from motet.transport.over_grpc.channels import open_channel, socket_path
+from motet.transport.over_grpc.channels import is_served, open_channel, socket_path
 from motet.transport.over_grpc.server import GrpcServer, serving
 from motet.transport.over_grpc.streams import GrpcClientStream, GrpcServerStream, call_failures
 
@@ -69,12 +67,12 @@ class GrpcNetwork:
     async def pause(self, address: str, seconds: float) -> None:
         """If the address is a Unix socket without a server, wait only until it has one."""
         path = socket_path(address)
-        if path is None or _is_served(path):
+        if path is None or is_served(path):
             await asyncio.sleep(seconds)
             return
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while (left := end - loop.time()) > 0 and not _is_served(path):  # noqa: ASYNC110 - another process's doing
+        while (left := end - loop.time()) > 0 and not is_served(path):  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
 
     def spread(self, seconds: float) -> float:
@@ -182,14 +180,3 @@ def _encoder(kind: type[Any]) -> Callable[[Any], bytes] | None:
 
 def _decoder(kind: type[Any]) -> Callable[[bytes], Any] | None:
     return None if kind is bytes else kind.FromString
-
-
-def _is_served(path: Path) -> bool:
-    """Whether a process listens on a Unix socket. This check takes microseconds, an attempt of gRPC milliseconds."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True

@@ -13,7 +13,7 @@ from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
 from motet.transport import HANDLER_END_SECONDS
-from motet.transport.over_grpc.channels import SERVER_OPTIONS, open_channel, socket_path
+from motet.transport.over_grpc.channels import SERVER_OPTIONS, is_served, open_channel, socket_path
 from motet.transport.over_grpc.roles import ROLES, RoleInterceptor, Roles
 
 
@@ -103,6 +103,9 @@ def _name_of(task: "asyncio.Task[Any]") -> str:
 
 async def is_healthy(address: str, role: str = "", *, seconds: float = 1.0) -> bool:
     """Ask the health service. False if it does not answer SERVING in time."""
+    path = socket_path(address)
+    if path is not None and not is_served(path):
+        return False
     try:
         async with asyncio.timeout(seconds), open_channel(address, role) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(
