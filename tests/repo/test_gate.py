@@ -19,6 +19,7 @@ import pytest
 
 from testbed.tree import ROOT
 from tools.gate import records
+from tools.gate.cores import CoreTime
 from tools.gate.lanes import UNCOMPILED
 from tools.gate.plan import Lane, MachineFacts, RunRecord, announced, plan
 from tools.gate.reruns import FileReruns, Ledger, counted, too_often
@@ -102,6 +103,12 @@ def test_closing_lines_are_summed_into_one_that_reads_like_them() -> None:
     assert line.strip("=") == " 5 passed, 1 skipped, 1 warning, 2 errors in 3723.40s (1:02:03) "
     assert counts_of(line) == both
     assert "no tests ran in 1.00s" in closing_line(Counter(), 1.0)
+
+
+def test_cores_that_wait_for_a_disk_are_idle_and_guests_count_once() -> None:
+    before, after = (f"cpu  {ticks}\ncpu0 9 9 9 9\n" for ticks in ("10 0 0 0 0 0 0 0 0 0", "60 10 5 10 10 0 5 0 50 0"))
+    assert CoreTime.of(after).busy_since(CoreTime.of(before)) == pytest.approx(70 / 90)
+    assert CoreTime.of(before).busy_since(CoreTime.of(before)) == 1
 
 
 def test_the_status_is_that_of_one_run() -> None:
@@ -198,6 +205,7 @@ def test_two_lanes_end_in_one_line_and_their_times_are_kept(tree: Path) -> None:
     assert any(line.startswith("   stack | tests/stack/test_stack.py") for line in lines)
     assert any(line.startswith("    rest | tests/unit/test_unit.py") for line in lines)
     assert "test_kube" not in first.stdout
+    assert sum(line.startswith("The machine's cores were busy for ") for line in lines) == 1
     assert list(tree.glob("tests/unit/__pycache__/*.pyc")), "the next process need not compile it"
     kept = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["rest+stack"]
     assert 0.3 <= kept["cpu_files"]["tests/stack/test_stack.py"] < kept["cpu_lanes"]["stack"]

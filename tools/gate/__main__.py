@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tools.gate import records, reruns
 from tools.gate.compiled import compile_modules
+from tools.gate.cores import CoreTime
 from tools.gate.lanes import LaneResult, Lanes
 from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
 from tools.gate.summary import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
@@ -142,7 +143,7 @@ def main() -> int:
     for line in announced(chosen, records.read(chosen.kind) if chosen.whole else None):
         say(line)
     say()
-    began = time.monotonic()
+    began, cores = time.monotonic(), CoreTime.now()
     if chosen.build and subprocess.run([sys.executable, "-m", "tools.kube.build"], check=False).returncode:
         say("The Kubernetes tools were not built: tests that need a control plane cannot run.")
     compile_modules(Path())
@@ -151,6 +152,8 @@ def main() -> int:
     seconds = time.monotonic() - began
     record_run(chosen, ran, seconds)
     too_often = record_reruns(ran, once_more) if options.rerun and chosen.whole else []
+    if cores is not None and (cores_now := CoreTime.now()) is not None and len(ran) > 1:
+        say(f"The machine's cores were busy for {cores_now.busy_since(cores):.0%} of the time.")
     return print_summary(ran, once_more, too_often, seconds=seconds, count=options.slowest)
 
 
