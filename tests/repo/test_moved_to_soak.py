@@ -39,6 +39,13 @@ MOVED = [
         "test_leaping_is_the_same_as_stepping",
         "Fifty more of a hundred random clusters: each takes half a second, and they differ only in what was drawn.",
     ),
+    Moved(
+        "tests/simulator/test_trials.py",
+        "test_nothing_goes_wrong_in_ten_thousand_trials",
+        "test_nothing_goes_wrong_in_the_first_trials",
+        "The second hundred of ten thousand trials: each takes most of a second. Of twelve mended defects that are put "
+        "back, the first hundred find ten, and test_defects.py runs the seeds of the other two.",
+    ),
 ]
 
 
