@@ -8,6 +8,7 @@ from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId, Tena
 from motet.runner_info import (
     Capacity,
     Failure,
+    KernelState,
     RequestClass,
     RunnerIdentity,
     RunnerRequest,
@@ -167,6 +168,7 @@ class SchedulerDriver:
         assets: str = "sha256:assets",
         refused: dict[Digest, Failure] | None = None,
         refused_is_all: bool = True,
+        kernels: KernelState | None = None,
         **capacity: Any,
     ) -> list[effects.Effect]:
         return self.send(
@@ -177,6 +179,7 @@ class SchedulerDriver:
                 address=f"unix:/run/{instance}.sock",
                 capacity=Capacity(pages=pages, **capacity),
                 base=BaseModel(digest=base, asset_digest=assets),
+                kernels=kernels,
                 live=live,
                 resident=resident or {},
                 refused=refused or {},

@@ -9,7 +9,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest, InstanceName, RequestId
 from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnproved
-from motet.runner_info import Failure
+from motet.runner_info import Failure, KernelState
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK
@@ -87,6 +87,15 @@ def test_another_runner_is_asked_before_an_adapter_is_refused():
     driver.certify(instance=second.instance)
     assert published(driver)["pirate"].digest == PIRATE
     assert report(driver).failure is None
+
+
+def test_a_runner_that_can_prove_is_asked_before_one_with_vllm():
+    """Else the adapter would serve unproved until the other one has loaded it."""
+    driver = ready()
+    driver.attach("a vllm")
+    driver.attach("b own", kernels=KernelState("cpp", 1.0))
+    driver.state(*(adapter(f"adapter-{number}") for number in range(CHECKS_AT_ONCE)))
+    assert [one.instance for one in checks(driver)] == ["b own"] * CHECKS_AT_ONCE
 
 
 def test_another_runner_is_asked_before_recorded_answers_refuse_an_adapter():

@@ -1061,10 +1061,12 @@ def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool
 
 
 def _best(able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int]) -> Runner | None:
-    """First those that have not left an order unanswered, then those with the fewest checks"""
+    """First those that have not left an order unanswered, then those with kernels of Motet's, as others prove nothing,
+    then those with the fewest checks"""
 
-    def rank(runner: Runner) -> tuple[bool, int, InstanceName]:
-        return any(one.runner == start_of(runner) for one in state.silent), busy[runner.instance], runner.instance
+    def rank(runner: Runner) -> tuple[bool, bool, int, InstanceName]:
+        silent = any(one.runner == start_of(runner) for one in state.silent)
+        return silent, runner.kernels is None, busy[runner.instance], runner.instance
 
     return min((one for one in able if state.is_open(start_of(one))), key=rank, default=None)
 
