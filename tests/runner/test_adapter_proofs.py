@@ -510,7 +510,9 @@ def test_an_engine_proves_only_if_it_is_told_to(llama: Path, plain: Path) -> Non
     assert len(ran.of(ProofEnded)) == 1, "each order is answered"
     assert not proofs(ran)
     assert len(run(engine, ask("a", adapter=A)).tokens["a"]) == 40
-    assert Settings().engine_config(llama).prove_adapters is False
+    assert Settings().engine_config(llama).prove_adapters is None
+    assert make_engine(llama, prove_adapters=None).info.proves is (engine.info.device == "cpu")
+    assert Settings(prove_adapters=False).engine_config(llama).prove_adapters is False
     assert Settings(prove_adapters=True).engine_config(llama).prove_adapters is True
 
 

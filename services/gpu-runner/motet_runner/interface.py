@@ -450,7 +450,7 @@ class EngineConfig:
     """What computes adapters and attention: auto, torch, cpp, triton on a GPU, or exact for exact mode."""
     adapter_dtype: str = "auto"
     """The type of adapters in device memory: auto for the model's, or int8 with the kernels triton."""
-    prove_adapters: bool = False
+    prove_adapters: bool | None = False
     """True if the engine proves adapters, as far as it can: see `EngineInfo.proves`. None: on a CPU"""
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""

@@ -128,14 +128,14 @@ class Settings(BaseSettings):
     half of the memory of bfloat16, and an iteration reads half of the bytes. The adapter's weights are rounded to 8
     bits, with a scale for each row of the rank."""
 
-    prove_adapters: bool = False
+    prove_adapters: bool | None = None
     """Whether the engine proves an adapter before it first serves it: on four fixed rows, each linear that it reads
     from its memory must give what follows from the adapter's files, and the logits of a short text must move. Otherwise
     the runner refuses the adapter (`ProofFailed`, `NoEffect`, `NotNumbers`). After a change of version, data type,
     device or kernels, adapters serve on and are proved again beside the requests; so does what a runner of the pool
     with the same build, kernels and model of device has proved. `False`: an adapter is ready once it is checked, and
-    its recorded answers are compared if it has any. Off by default: how much rounding explains was tried with small
-    models, and good adapters of large ones can be refused. Engines with vLLM prove and compare nothing."""
+    its recorded answers are compared if it has any. Unset: on a CPU, yes; on a GPU, no, because how much rounding
+    explains there was tried with small models only. Engines with vLLM prove and compare nothing."""
 
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels with which
