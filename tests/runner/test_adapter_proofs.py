@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from motet.domain import Digest
 from motet.errors import PROOF_FAILED, AdapterUnproved, MotetError
 from motet_runner.adapters.certification import certify
-from motet_runner.adapters.expected_results import ExpectedResults
+from motet_runner.adapters.expected_results import ExpectedResults, fixed_rows
 from motet_runner.adapters.kept_proofs import ProofKey
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
@@ -45,6 +45,8 @@ KERNELS = [
 ]
 proving_engine = partial(make_engine, prove_adapters=True)
 NUMBERS = count(1)
+UNLUCKY = 70
+"""Percent of the roundings of an A"""
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,26 @@ def test_long_sums_in_fp32_are_proved_with_room_to_spare_and_one_lost_input_is_n
     refused(
         engine, folder, writes(lambda layout, run, linear: layout.matrices(run, linear)[0][:, 7].zero_()), monkeypatch
     )
+
+
+def test_rank_1_is_proved_though_the_rounding_of_a_moves_a_whole_row_alike(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for one adapter of thousands: most roundings of one A go the same way for one of the fixed rows."""
+    engine = proving_engine(llama, kernels="torch", dtype="bfloat16")
+    folder = save_adapter(llama, "llama", RandomAdapter(1, 2), tmp_path / "a", seed=1)
+    weights = load_file(folder / "adapter_model.safetensors")
+    name = next(one for one in weights if "q_proj.lora_A" in one)
+    a = weights[name].bfloat16().float()
+    half_a_step = 0.9 * 2.0 ** (torch.frexp(a).exponent - 9)
+    alike = torch.arange(a.shape[1]) % 100 < UNLUCKY
+    weights[name] = a + half_a_step * fixed_rows(a.shape[1], 1)[0].sign() * alike
+    save_file(weights, folder / "adapter_model.safetensors")
+    assert isinstance(found := outcome(engine, folder), Proof), found
+    with monkeypatch.context() as narrow:
+        narrow.setattr(adapter_proof, "ALLOWED", 2.0)
+        assert isinstance(outcome(engine, folder), AdapterUnproved), "the adapter is that unlucky"
+    refused(engine, folder, PLAIN["no scale"], monkeypatch)
 
 
 def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

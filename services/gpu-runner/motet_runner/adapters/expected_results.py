@@ -98,7 +98,7 @@ class ExpectedResults:
             linears = {linear.module: linear for linear in self._adapter.linears}
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
-        rows = cache(lambda width, seed: _fixed(width, seed).to(self._dtype))
+        rows = cache(lambda width, seed: fixed_rows(width, seed).to(self._dtype))
         with WeightReader(self._adapter) as matrices:
             for group in self._layout.groups:
                 for module, outputs in group.outputs.items():
@@ -179,7 +179,7 @@ class ExpectedResults:
         return c, every.sum(0), every.square().sum(0)
 
 
-def _fixed(width: int, seed: int) -> torch.Tensor:
+def fixed_rows(width: int, seed: int) -> torch.Tensor:
     """[ROWS, width] the same numbers from -1 to 1 in each proof"""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(ROWS, width, generator=generator, dtype=torch.float32) * 2 - 1

@@ -39,8 +39,11 @@ ROUNDING = {torch.float64: 2.0**-52, torch.float32: FP32_ROUNDING, torch.float16
 """By the type of the rows"""
 INT8_ROUNDING = 1 / 254
 """Of adapters in integers"""
-ALLOWED = 2.0
-"""The allowed error of a row, as a multiple of what rounding explains: the root of the mean square of its results"""
+ALLOWED = 3.0
+"""The allowed error of a row, as a multiple of what rounding explains: the root of the mean square of its results. With
+rank 1, or if one direction is much larger than the others, one number moves all results of a row alike: the product
+with A, whose rounding is drawn anew with each of thousands of rows. Of 48,000 such rows in bfloat16, the worst was off
+by 1.7."""
 OF_ONE = 4.0
 """The same for one result, beside the error that is allowed for its row"""
 
