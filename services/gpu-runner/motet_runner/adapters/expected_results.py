@@ -6,13 +6,14 @@ be ahead of the engine by a few linears only: then it waits.
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from motet_kernels import LinearGroup, PlacedAdapter, RunLayout, Segment
+from motet_kernels import PlacedAdapter, RunLayout, Segment
 from motet_kernels.reference import add_lora
 from motet_runner.adapters.host_load import BaseLinearOf, norms_of_changed
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear
@@ -22,12 +23,23 @@ ROWS = 4
 """Half of them begin with zeros as the linear's own result, so that the product stands alone."""
 MAX_AHEAD = 8
 """The number of linears by which the thread may be ahead"""
+MAX_AT_ONCE = 8
+"""How many linears of one shape are computed together, if their matrices take no more than `MAX_BYTES_AT_ONCE`"""
+MAX_BYTES_AT_ONCE = 4 << 20
 FP32_STEP = 2.0**-24
 """By what share one number is rounded in fp32 at most"""
 FP32_ROUNDING = 4 * FP32_STEP
 """The same of what a linear computes, but for its long sums"""
+ROUNDING = {torch.float64: 2.0**-52, torch.float32: FP32_ROUNDING, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""By the type of the rows"""
+INT8_ROUNDING = 1 / 254
+"""Of adapters in integers"""
 LOOK_SECONDS = 0.2
 """How often a thread that waits looks whether it is still needed"""
+
+
+_Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""c, e, and the squares of what e is the sum of"""
 
 
 class Expected(NamedTuple):
@@ -38,12 +50,10 @@ class Expected(NamedTuple):
     """[ROWS, outputs] the linear's own result, in the engine's type"""
     result: torch.Tensor
     """[ROWS, outputs] in fp64"""
-    size: torch.Tensor
-    """[ROWS, outputs] in fp64: rounding moves a result by a share of this. 0 where nothing may change."""
-    wide: torch.Tensor
-    """[ROWS, outputs] in fp64: rounding in fp32 moves a result by a share of this, whatever the engine's type"""
-    floor: torch.Tensor
-    """[ROWS, outputs] in fp64: by how much the smallest steps of the engine's type move a result"""
+    explained: torch.Tensor
+    """[ROWS, outputs] in fp64: by how much rounding moves a result. 0 where nothing may change."""
+    of_row: torch.Tensor
+    """[ROWS, 1] of each row, the root of its mean square"""
 
 
 class ExpectedResults:
@@ -57,6 +67,7 @@ class ExpectedResults:
         self._layout = layout
         self._dtype = dtype
         self._base = base
+        self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if layout.dtype is torch.int8 else 0.0)
         self._found: queue.Queue[Expected | BaseException] = queue.Queue(MAX_AHEAD)
         self._given_up = threading.Event()
         threading.Thread(target=self._run, name="adapter-proof", daemon=True).start()
@@ -99,70 +110,87 @@ class ExpectedResults:
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
         rows = cache(lambda width, seed: fixed_rows(width, seed).to(self._dtype))
+        alike: defaultdict[tuple[int, int, int, bool], list[LoraLinear]] = defaultdict(list)
+        for group in self._layout.groups:
+            for module, outputs in group.outputs.items():
+                linear = linears.get(module)
+                if linear is None:
+                    own = rows(outputs, 2)
+                    none = torch.zeros(own.shape, dtype=torch.float64)
+                    yield Expected(module, rows(group.inputs, 1), own, own.double(), none, none[:, :1])
+                else:
+                    rank = linear.a.shape[0] if linear.a is not None else 1
+                    alike[group.inputs, outputs, rank, linear.scales].append(linear)
         with WeightReader(self._adapter) as matrices:
-            for group in self._layout.groups:
-                for module, outputs in group.outputs.items():
-                    given = rows(group.inputs, 1)
-                    linear = linears.get(module)
-                    if linear is None:
-                        own = rows(outputs, 2)
-                        none = torch.zeros(own.shape, dtype=torch.float64)
-                        yield Expected(module, given, own, own.double(), none, none, none)
-                    else:
-                        yield self._changed(group, linear, matrices, given, rows(outputs, 2))
+            for (inputs, outputs, rank, _), of_shape in alike.items():
+                most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // (8 * rank * (inputs + outputs))))
+                for first in range(0, len(of_shape), most):
+                    some = of_shape[first : first + most]
+                    yield from self._changed(some, matrices, rows(inputs, 1), rows(outputs, 2))
 
     def _changed(
-        self, group: LinearGroup, linear: LoraLinear, matrices: WeightReader, rows: torch.Tensor, own: torch.Tensor
-    ) -> Expected:
-        outputs = group.outputs[linear.module]
-        if linear.a is not None and linear.b is not None:
-            a, b = matrices.read(linear.a).double(), matrices.read(linear.b).double()
-        else:
-            a, b = torch.zeros(1, group.inputs, dtype=torch.float64), torch.zeros(outputs, 1, dtype=torch.float64)
-        scales = self._scales(linear, matrices, a, b) if linear.scales else None
+        self, linears: Sequence[LoraLinear], matrices: WeightReader, rows: torch.Tensor, own: torch.Tensor
+    ) -> Iterator[Expected]:
+        """Of linears of one shape: one call for all of them costs hardly more than one for each."""
+        inputs, outputs = rows.shape[1], own.shape[1]
+        pairs = [self._matrices(one, matrices, inputs, outputs) for one in linears]
+        scales = [
+            self._scales(one, matrices, *pair) if one.scales else None for one, pair in zip(linears, pairs, strict=True)
+        ]
         ones, zeros = torch.ones(outputs, dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
-        c, e, parts = scales or (ones, zeros, zeros)
-        b = c.unsqueeze(1) * b
-        singles, sums = self._sizes(rows.double(), a, b, linear.scale)
-        size = singles + sums + e.square()
+        a, b = (torch.stack(every) for every in zip(*pairs, strict=True))
+        c, e, parts = (
+            torch.stack(every) for every in zip(*(one or (ones, zeros, zeros) for one in scales), strict=True)
+        )
+        scale = torch.tensor([one.scale for one in linears], dtype=torch.float64)[:, None, None]
+        b = c.unsqueeze(2) * b
+        wide_rows = rows.double()
+        product = wide_rows @ a.mT
+        singles, sums = self._sizes(wide_rows, a, b, scale, product)
+        size = singles + sums + e.square().unsqueeze(1)
         # The linear's own result is as large as what is added to it, so that rounding hides neither.
-        typical = size.mean().sqrt()
-        own = (own.double() * (typical if typical > 0 else 1.0)).to(self._dtype)
-        own[: ROWS // 2] = 0
-        name = "adapter"
-        segment = Segment(0, ROWS, PlacedAdapter(name, 0, len(a), frozenset()))
-        factors = None if scales is None else {name: (c, e)}
-        result = add_lora(own, rows, [segment], {name: (a, b, linear.scale)}, factors)
-        size += ((1 + (c - 1).abs()) * own.double()).square() + result.square()
+        typical = size.mean((1, 2), keepdim=True).sqrt()
+        owns = (own.double() * torch.where(typical > 0, typical, 1.0)).to(self._dtype)
+        owns[:, : ROWS // 2] = 0
+        each = zip(owns, a, b, linears, scales, strict=True)
+        result = torch.stack([_reference(y, rows, (*pair, one.scale), by) for y, *pair, one, by in each])
+        size += ((1 + (c - 1).abs()).unsqueeze(1) * owns.double()).square() + result.square()
         # A number that is nearly 0 is off by a whole step, not by a share of itself: one of B, which is stored with the
         # scale, of the result, of A, or of the product with A.
-        inputs, of_outputs = rows.double(), linear.scale**2 * b.square().sum(1)
-        steps = (inputs @ a.t()).square().sum(1, keepdim=True) + 1
-        steps = steps + (inputs.square().sum(1, keepdim=True) + 1) * of_outputs
-        floor = torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps * steps.sqrt()
+        of_outputs = (scale.square() * b.square()).sum(2).unsqueeze(1)
+        steps = product.square().sum(2, keepdim=True) + 1
+        steps = steps + (wide_rows.square().sum(1, keepdim=True) + 1) * of_outputs
+        floor = (torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps) ** 2 * steps
         # A sum of n products is rounded n times in fp32, each time by a step's share of what is summed so far. These
         # errors are independent of each other, and the square of the sum of k products is about k/n of `singles`. So
         # the squares of the errors add up to step² · n/2 · `singles`: the error grows with the root of n.
-        wide = parts + singles * (group.inputs / 2) * (FP32_STEP / FP32_ROUNDING) ** 2
-        return Expected(linear.module, rows, own, result, size.sqrt(), wide.sqrt(), floor)
+        wide = FP32_ROUNDING**2 * parts.unsqueeze(1) + FP32_STEP**2 * (inputs / 2) * singles
+        explained = self._rounding**2 * size + wide + floor
+        of_row = explained.mean(2, keepdim=True)
+        for linear, *found in zip(linears, owns, result, explained.sqrt(), of_row.sqrt(), strict=True):
+            yield Expected(linear.module, rows, *found)
+
+    def _matrices(
+        self, linear: LoraLinear, matrices: WeightReader, inputs: int, outputs: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if linear.a is not None and linear.b is not None:
+            return matrices.read(linear.a).double(), matrices.read(linear.b).double()
+        return torch.zeros(1, inputs, dtype=torch.float64), torch.zeros(outputs, 1, dtype=torch.float64)
 
     def _sizes(
-        self, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+        self, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, product: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums of one
-        rank, as errors that are independent of each other add up"""
-        product = rows @ a.t()
+        """[linears, ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums
+        of one rank, as errors that are independent of each other add up"""
         if self._layout.dtype is torch.int8:  # a row of integers is as coarse as its largest number asks for
-            a = a.abs().amax(1, keepdim=True).expand_as(a)
-            b = b.abs().amax(0, keepdim=True).expand_as(b)
-        squares = scale**2 * b.square().t()
-        return rows.square() @ a.square().t() @ squares, product.square() @ squares
+            a = a.abs().amax(2, keepdim=True).expand_as(a)
+            b = b.abs().amax(1, keepdim=True).expand_as(b)
+        squares = (scale.square() * b.square()).mT
+        return rows.square() @ a.square().mT @ squares, product.square() @ squares
 
-    def _scales(
-        self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """c and e: y ← c·y + e + the product, for y with the linear's own bias. And the squares of what e is the sum
-        of, as e may be much smaller: DoRA that changes little adds a bias and takes away nearly the same."""
+    def _scales(self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor) -> _Scales:
+        """y ← c·y + e + the product, for y with the linear's own bias. e may be much smaller than what it is the sum
+        of: DoRA that changes little adds a bias and takes away nearly the same."""
         assert self._base is not None, "the adapter scales, and nothing is known of the base"
         base = self._base(linear.module)
         bias = torch.zeros(len(b), dtype=torch.float64) if base.bias is None else base.bias.double().cpu()
@@ -177,6 +205,14 @@ class ExpectedResults:
             added += [matrices.read(linear.bias).double(), -bias]
         every = torch.stack(added)
         return c, every.sum(0), every.square().sum(0)
+
+
+def _reference(
+    own: torch.Tensor, rows: torch.Tensor, matrices: tuple[torch.Tensor, torch.Tensor, float], scales: _Scales | None
+) -> torch.Tensor:
+    name = "adapter"
+    segment = Segment(0, ROWS, PlacedAdapter(name, 0, len(matrices[0]), frozenset()))
+    return add_lora(own, rows, [segment], {name: matrices}, None if scales is None else {name: scales[:2]})
 
 
 def fixed_rows(width: int, seed: int) -> torch.Tensor:

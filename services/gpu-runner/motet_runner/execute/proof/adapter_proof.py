@@ -20,7 +20,7 @@ import torch
 
 from motet.errors import AdapterUnproved
 from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
-from motet_runner.adapters.expected_results import FP32_ROUNDING, ROWS, Expected, ExpectedResults
+from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
@@ -35,10 +35,6 @@ from motet_runner.execute.proof.answers_proof import AnswersProof, Tokenizer
 LINEARS_AT_ONCE = 8
 """The most linears that one plan proves while sequences run"""
 
-ROUNDING = {torch.float64: 2.0**-52, torch.float32: FP32_ROUNDING, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""By the type of the rows"""
-INT8_ROUNDING = 1 / 254
-"""Of adapters in integers"""
 ALLOWED = 3.0
 """The allowed error of a row, as a multiple of what rounding explains: the root of the mean square of its results. With
 rank 1, or if one direction is much larger than the others, one number moves all results of a row alike: the product
@@ -249,22 +245,11 @@ class AdapterProof:
         y = expected.own.to(device, copy=True)
         backend.add_lora(y, expected.rows.to(device), expected.linear, batch)
         error = (y.double() - expected.result.to(device)).abs()
-        kinds = (expected.size, self._rounding), (expected.wide, FP32_ROUNDING), (expected.floor, 1.0)
-        size = torch.stack([(size * share).square() for size, share in kinds]).sum(0).sqrt().to(device)
-        of_row = ALLOWED * _root(size)
-        wrong = ~(_root(error) <= of_row).all() | ~(error <= OF_ONE * size + of_row).all()
-        off = (error.max() / size.max()).nan_to_num(torch.inf)
+        explained, of_row = expected.explained.to(device), ALLOWED * expected.of_row.to(device)
+        mean = error.square().mean(1, keepdim=True)
+        wrong = ~(mean <= of_row.square()).all() | ~(error <= OF_ONE * explained + of_row).all()
+        off = (error.max() / explained.max()).nan_to_num(torch.inf)
         return _Compared(expected.linear, wrong, off)
-
-    @property
-    def _rounding(self) -> float:
-        stored = self._prover.linears.layout(1).dtype
-        return max(ROUNDING[self._prover.loaded.dtype], INT8_ROUNDING if stored is torch.int8 else 0.0)
-
-
-def _root(numbers: torch.Tensor) -> torch.Tensor:
-    """[rows, 1] of each row, the root of its mean square"""
-    return numbers.square().mean(1, keepdim=True).sqrt()
 
 
 def _unproved(why: str, reason: str) -> AdapterUnproved:
