@@ -44,6 +44,14 @@ class AdapterLimits:
     def has_limit(self, adapter: str) -> bool:
         return adapter in self._most
 
+    def having(self, digest: Digest) -> Iterable[Runner]:
+        """The runners that have it, or will have it soon."""
+        return self._having.get(digest, {}).values()
+
+    def more_than_one(self, adapter: str) -> bool:
+        """Whether more than one runner may serve it."""
+        return self._most.get(adapter, NO_LIMIT) > 1
+
     def may_apply(self, adapter: str, runners: int) -> bool:
         """Whether `runners` runners may be too many for an adapter."""
         return self._most.get(adapter, NO_LIMIT) <= runners

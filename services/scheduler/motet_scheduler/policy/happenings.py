@@ -10,6 +10,7 @@ class Happening(Kind):
     HELD = "held", "{0} is over its {1}"
     LET_IN = "let in", "its quota lets it into the queue"
     WAITS = "waits", "{0}{1}"
+    LOADS_AHEAD = "loads ahead", "its adapter is loaded on runner {0}, where it may be placed next"
     PLACED = "placed", "on runner {0} with {2} pages (placement {1})"
     DECLINED = "declined", "by runner {0}: {1}"
     MOVED = "moved", "away from runner {0}: {1}"

@@ -218,6 +218,11 @@ class Runner:
         return not self.entries and not self.parked
 
     @property
+    def loads(self) -> int:
+        """How many adapters are on their way to it."""
+        return len(self._loading)
+
+    @property
     def has_capacity(self) -> bool:
         """Whether any new request could be placed here; parked requests go first."""
         if self.parked or len(self.entries) >= self.max_sequences:

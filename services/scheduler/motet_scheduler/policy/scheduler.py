@@ -16,6 +16,7 @@ from motet_scheduler.policy.consolidation import Consolidation
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.placement import Placer, Positions
+from motet_scheduler.policy.prefetches import Prefetches
 from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.replaced_bases import ReplacedBases
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
@@ -70,6 +71,7 @@ class Scheduler:
             self.positions,
             self.capacity,
             Consolidation(state, self.lifecycle, self.placer, self.capacity),
+            Prefetches(state),
         )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,
