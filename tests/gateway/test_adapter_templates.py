@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import math
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from motet.adapter_template import AdapterTemplate, digest_of_template
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, Overloaded
-from motet_gateway import asset_searches, assets
+from motet_gateway import asset_searches, assets, gateway
 from motet_gateway.asset_searches import Owner
 from motet_gateway.assets import TEMPLATE, AssetKind, AssetStore, Bounds
 from motet_gateway.tokens import namespace_turns, render_pool
@@ -180,6 +182,29 @@ async def test_a_template_is_asked_for_as_soon_as_its_adapter_is_loaded(
     cluster.scheduler.publish()
     assert (await answer).status_code == 200
     assert last_prompt(own) == "Hi later"
+
+
+async def test_a_template_that_comes_wakes_only_those_that_wait_for_it(
+    cluster: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands may wait for something else."""
+    bounds = replace(assets.TEMPLATES.bounds, unwanted_seconds=math.inf)
+    monkeypatch.setattr(gateway, "TEMPLATES", replace(assets.TEMPLATES, bounds=bounds))
+    adapter = bring(cluster, "comes", "comes")
+    comes, never = ((digest, Owner(GROUP, adapter.digest, "default")) for digest in (adapter.template_digest, NEW))
+    async with serve(cluster) as served:
+        woken: list[str] = []
+        for name, template in {"nothing": None, "never": never, "comes": comes}.items():
+            served.gateway.listen(
+                lambda name=name: woken.append(name),  # type: ignore[misc]
+                lambda template=template: template,  # type: ignore[misc]
+            )
+        served.gateway.templates.fetch(*never)
+        await eventually(lambda: cluster.scheduler.held_templates)
+        woken.clear()
+        served.gateway.templates.fetch(*comes)
+        await eventually(lambda: woken)
+        assert woken == ["comes"]
 
 
 async def test_a_new_scheduler_is_told_which_templates_are_missing(own: Served) -> None:

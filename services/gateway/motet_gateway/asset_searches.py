@@ -62,6 +62,9 @@ class Searches:
         if not own:
             del self._of[search.owner.namespace]
 
+    def has(self, digest: str, owner: Owner) -> bool:
+        return (digest, owner) in self._of.get(owner.namespace, ())
+
     def of(self, digest: str) -> list[Search]:
         return [one for own in self._of.values() for one in own.values() if one.digest == digest]
 

@@ -129,9 +129,10 @@ class AssetStore(Generic[Asset]):
         kind: AssetKind[Asset],
         addresses: Callable[[str], Iterable[str]],
         missing: Callable[[Mapping[str, list[str]]], None] = lambda _: None,
+        ask_again: Callable[[], None] | None = None,
     ) -> None:
         """`addresses`: of a group's runners. `missing` is told, by group, the digests of adapters whose assets no
-        runner has, whenever they change."""
+        runner has, whenever they change. `ask_again` makes those that wait fetch once more; None: `changed` does."""
         self._network = network
         self._folder = folder
         self._changed = changed
@@ -141,6 +142,7 @@ class AssetStore(Generic[Asset]):
         self._kept = KeptAssets[Asset](
             most_bytes=kind.bounds.kept_bytes, most_of_namespace=kind.bounds.kept_bytes_of_namespace
         )
+        self._ask_again = ask_again or changed
         self._searches = Searches()
         self._tasks: dict[Search, asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(kind.bounds.at_once)
@@ -171,6 +173,10 @@ class AssetStore(Generic[Asset]):
             search = self._searches.want(digest, owner, now, at_hand=at_hand)
             if search is not None:
                 self._tasks[search] = asyncio.create_task(self._search(search), name=f"assets {digest[:19]}")
+
+    def is_sought(self, digest: str, owner: Owner) -> bool:
+        """Whether nothing has changed for those that wait for it"""
+        return self._searches.has(digest, owner)
 
     def forget_unwanted(self) -> None:
         """What is wanted again later is read from the disk."""
@@ -228,7 +234,7 @@ class AssetStore(Generic[Asset]):
             self._called = now
             self._searches.take_turns()
             self._missing(self._searches.missing())
-            self._changed()
+            self._ask_again()
         return now - search.wanted_at > min(patience, UNWANTED_SECONDS)
 
     async def _fetch_from_any(self, search: Search, folder: Path) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.chat_formats import ChatFormats
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
+from motet_gateway.asset_searches import Owner
 from motet_gateway.identity.caller import Caller
 from motet_gateway.model_not_found import NameIndex, model_not_found
 
@@ -121,6 +122,9 @@ class NotReadyReason:
 
     soon: bool = False
     """Whether it takes a moment, as after a start: the scheduler has to answer, or a runner to send the tokenizer."""
+
+    template: tuple[str, Owner] | None = None
+    """The digest of the chat template that is fetched, and whose it is"""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class Gateway:
         self.draining = False
         self._drained = False
         self.writes = WritesOfTurn()
-        self.listeners: set[Callable[[], None]] = set()
+        self.listeners: dict[Callable[[], None], Callable[[], tuple[str, Owner] | None]] = {}
+        """With the chat template that each waits for"""
         self.held = HeldRequests(self._on_held, surroundings.clock)
         self._held_reported = True
         self.assets = AssetStore(
@@ -92,11 +93,12 @@ class Gateway:
         )
         self.templates = AssetStore(
             process.cache_dir / "templates",
-            self._notify_listeners,
+            self._on_template,
             network=surroundings.network,
             kind=TEMPLATES,
             addresses=self._addresses,
             missing=self.held.templates_missing,
+            ask_again=self._ask_for_templates,
         )
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
@@ -220,7 +222,7 @@ class Gateway:
         owner = Owner(group, target.adapter_digest, namespace)
         self.templates.fetch(digest, owner, at_hand=target.is_in_memory)
         why = f"fetching the chat template of {target.adapter_name}"
-        return NotReadyReason(why, "" if runners else group, runners, soon=runners)
+        return NotReadyReason(why, "" if runners else group, runners, soon=runners, template=(digest, owner))
 
     def weights_of(self, model: str, caller: Caller) -> Weights | None:
         """What a name means at the moment; None: nothing. Unlike `find` it fetches nothing."""
@@ -229,10 +231,17 @@ class Gateway:
         except MotetError:
             return None
 
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever the result of `find` may have changed. Call the returned function to stop."""
-        self.listeners.add(listener)
-        return lambda: self.listeners.discard(listener)
+    def listen(
+        self, listener: Callable[[], None], waits_for: Callable[[], tuple[str, Owner] | None] = lambda: None
+    ) -> Callable[[], None]:
+        """Call `listener` whenever the result of `find` may have changed. Call the returned function to stop.
+        `waits_for`: see `NotReadyReason.template`."""
+        self.listeners[listener] = waits_for
+
+        def stop() -> None:
+            self.listeners.pop(listener, None)
+
+        return stop
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for a runner of its group. Raises Overloaded if the gateway takes no more."""
@@ -261,6 +270,17 @@ class Gateway:
 
     def _addresses(self, group: str) -> list[str]:
         return [r.address for g in self.catalog.current.groups if g.group == group for r in g.runners]
+
+    def _on_template(self) -> None:
+        """Thousands of requests may wait for other things, and tenants decide how often templates are read."""
+        for listener, waits_for in list(self.listeners.items()):
+            if (template := waits_for()) is not None and not self.templates.is_sought(*template):
+                listener()
+
+    def _ask_for_templates(self) -> None:
+        for listener, waits_for in list(self.listeners.items()):
+            if waits_for() is not None:
+                listener()
 
     def _notify_listeners(self) -> None:
         for listener in list(self.listeners):

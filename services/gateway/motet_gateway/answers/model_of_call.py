@@ -54,7 +54,9 @@ class ModelOfCall:
         """The model and its tokenizer. Waits if no runner has sent the tokenizer yet."""
         if (ready := self._ready()) is not None:
             return ready
-        stop_listening = self._gateway.listen(self._changed)
+        stop_listening = self._gateway.listen(
+            self._changed, lambda: self.not_ready.template if self.not_ready is not None else None
+        )
         try:
             while (ready := self._ready()) is None:
                 await wait()

@@ -21,6 +21,7 @@ from motet_gateway.answers.messages import errors as messages_errors
 from motet_gateway.answers.messages.api import message_prompts
 from motet_gateway.answers.messages.body import CountedMessages
 from motet_gateway.answers.prompts import Tokenising
+from motet_gateway.asset_searches import Owner
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.errors import ClientGone
 from motet_gateway.gateway import Gateway
@@ -83,13 +84,15 @@ def token_routes(gateway: Gateway) -> APIRouter:
         """The model and its tokenizer. Waits for what takes a moment."""
         changed = asyncio.Event()
         wait_until = asyncio.get_running_loop().time() + TOKENIZER_WAIT_S
-        stop_listening = gateway.listen(changed.set)
+        template: tuple[str, Owner] | None = None
+        stop_listening = gateway.listen(changed.set, lambda: template)
         try:
             while True:
                 changed.clear()
                 found = gateway.find(only_base(caller) if model is None else model, caller)
                 if not isinstance(found, NotReadyReason):
                     return found
+                template = found.template
                 try:
                     async with asyncio.timeout_at(wait_until if found.soon else 0):
                         await changed.wait()
