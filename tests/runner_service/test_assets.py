@@ -75,18 +75,23 @@ async def test_an_unknown_digest_is_not_found(folder):
         assert "no assets" in caught.value.details()
 
 
-async def test_an_adapters_template_comes_from_a_runner_that_has_checked_it(folder):
+def adapter_with_template(folder, text):
+    """→ The order to check it"""
     write_model(folder / "model")
     adapter = write_adapter(folder / "own")
-    text = "{{ messages }}" + "x" * 2 * CHUNK_BYTES
     (adapter / "chat_template.jinja").write_text(text)
-    (adapter / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    return scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(namespace="default", name="own"),
+        source=adapter.as_uri(),
+        stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+    )
+
+
+async def test_an_adapters_template_comes_from_a_runner_that_has_checked_it(folder):
+    text = "{{ messages }}" + "x" * 2 * CHUNK_BYTES
+    order = adapter_with_template(folder, text)
+    (folder / "own" / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     async with in_process_runner(folder) as runner:
-        order = scheduler_pb2.EnsureAdapter(
-            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
-            source=adapter.as_uri(),
-            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
-        )
         life = await runner.service.loaded.adapters.ensure(order)
         template = life.certificate.template_digest
         (content,) = (await fetched(runner.address, template, adapter=life.digest)).values()
@@ -107,15 +112,8 @@ async def test_an_adapters_template_comes_from_a_runner_that_has_checked_it(fold
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
 async def test_a_template_that_the_disk_has_lost_is_written_again(folder, damage):
-    write_model(folder / "model")
-    adapter = write_adapter(folder / "own")
-    (adapter / "chat_template.jinja").write_text("{{ messages }} of its own")
+    order = adapter_with_template(folder, "{{ messages }} of its own")
     async with in_process_runner(folder) as runner:
-        order = scheduler_pb2.EnsureAdapter(
-            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
-            source=adapter.as_uri(),
-            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
-        )
         life = await runner.service.loaded.adapters.ensure(order)
         template, kept = life.certificate.template_digest, life.held.folder / TEMPLATE
         content = kept.read_bytes()
@@ -129,16 +127,9 @@ async def test_a_template_that_the_disk_has_lost_is_written_again(folder, damage
 
 
 async def test_a_template_that_the_disk_does_not_take_is_sent_from_memory(folder, monkeypatch):
-    write_model(folder / "model")
-    adapter = write_adapter(folder / "own")
-    (adapter / "chat_template.jinja").write_text("{{ messages }} of its own")
+    order = adapter_with_template(folder, "{{ messages }} of its own")
     monkeypatch.setattr(DiskCache, "keep", lambda *_: False)
     async with in_process_runner(folder) as runner:
-        order = scheduler_pb2.EnsureAdapter(
-            adapter=common_pb2.AdapterRef(namespace="default", name="own"),
-            source=adapter.as_uri(),
-            stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
-        )
         life = await runner.service.loaded.adapters.ensure(order)
         (content,) = (await fetched(runner.address, life.certificate.template_digest, adapter=life.digest)).values()
         assert AdapterTemplate.decode(content).text == "{{ messages }} of its own"
