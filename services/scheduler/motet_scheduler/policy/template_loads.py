@@ -35,13 +35,16 @@ class TemplateLoads:
         for runner in runners:
             if runner.takes_work:
                 groups.setdefault(runner.group, []).append(runner)
-        coming, full, decided = self._wishes.loading(now), set[GroupName](), 0
+        coming, decided = self._wishes.loading(now), 0
         # First those that were being loaded: others may have their places.
         for wish in [one for one in due if one.loading][:MAX_TEMPLATES_DECIDED]:
             decided += 1
             if self._loads(wish, groups.get(wish.group, ()), coming, now):
                 self._decided(wish, now)
-        for wish in self._wishes.in_turn(one for one in due if one.due <= now):
+        full = {group for group in {one.group for one in due} if not _with_place(groups.get(group, ()), coming)}
+        # Mostly, if many are due, all places are taken.
+        may_be = [one for one in due if one.due <= now and (one.loading or one.group not in full)]
+        for wish in self._wishes.in_turn(may_be) if may_be else ():
             of_group = groups.get(wish.group, [])
             if not wish.loading and (wish.group in full or not _with_place(of_group, coming)):
                 full.add(wish.group)
