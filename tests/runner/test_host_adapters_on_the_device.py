@@ -210,8 +210,8 @@ class Driver:
     def cudaHostUnregister(self, address: int) -> None:
         self.let_go.append(address)
 
-    def launch(self, *_: object, device: str) -> None:
-        assert device == "cuda"
+    def launch(self, *_: object, dtype: object, device: str) -> None:
+        assert (dtype, device) == (torch.uint8, "cuda")
         failed, self.failed = self.failed, 0
         self.check(failed)
 
@@ -226,7 +226,7 @@ def test_memory_that_the_driver_does_not_pin_is_not_used(refused: int, has_memor
     with (
         patch("torch.cuda.cudart", lambda: driver),
         patch("torch.cuda.check_error", driver.check),
-        patch("torch.zeros", driver.launch),
+        patch("torch.ones", driver.launch),
     ):
         memory = adapter_memory(1 << 16, pinned=True)
         assert not driver.failed, "what the engine launches next would fail"

@@ -43,6 +43,6 @@ def _pin(memory: np.ndarray) -> None:
     cuda = torch.cuda.cudart()
     if failed := int(cuda.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):
         with suppress(RuntimeError):  # CUDA tells the error once more, after the launch of a kernel
-            torch.zeros(1, device="cuda")
+            torch.ones(1, dtype=torch.uint8, device="cuda")
     torch.cuda.check_error(failed)
     weakref.finalize(memory, cuda.cudaHostUnregister, memory.ctypes.data)
