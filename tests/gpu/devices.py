@@ -13,6 +13,9 @@ DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cu
 IN_A_SOAK = [] if DEVICE.type == "cuda" else [pytest.mark.soak]
 """Marks of what takes the interpreter long, and fails for a cause for which another test fails, too."""
 
+LAYERS = 2
+"""Of models whose layers are alike: with a second one, what belongs to a layer is seen to be its own."""
+
 
 def in_types(first: Any, *others: Any) -> list[Any]:
     """Parameters: each of these with each type. The interpreter computes the first of them in 16 bits, and the others

@@ -12,10 +12,10 @@ from motet_runner.adapters.layout import ON_A_GPU
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine import Engine
 from motet_runner.interface import ProofEnded
-from tests.gpu.devices import IN_A_SOAK
+from tests.gpu.devices import IN_A_SOAK, LAYERS
 from tests.runner.engines import make_engine, run
 from tests.runner.proof_mutants import PLAIN
-from tests.runner.random_models import RandomAdapter, save_adapter, save_base
+from tests.runner.random_models import RandomAdapter, llama, save_adapter, save_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 proving_engine = partial(make_engine, prove_adapters=True)
@@ -23,7 +23,7 @@ proving_engine = partial(make_engine, prove_adapters=True)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_base("llama", tmp_path_factory.mktemp("llama") / "base")
+    return save_base("llama", tmp_path_factory.mktemp("llama") / "base", config=llama(layers=LAYERS))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from motet_runner.engine import Engine
 from motet_runner.execute.worker.decode_graphs import CapturedGraph, captured_sizes
 from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.plan import StepPlan
-from tests.gpu.devices import DEVICE
+from tests.gpu.devices import DEVICE, LAYERS
 from tests.runner.engines import ask, load, make_engine, run
-from tests.runner.random_models import EIGHT, save_adapter, save_base
+from tests.runner.random_models import EIGHT, llama, save_adapter, save_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -36,7 +36,7 @@ def make_recorded_engine(base: Path) -> Engine:
 
 def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
     """The base and adapters of different ranks beside each other; then others, in the same graphs."""
-    base = save_base("llama", tmp_path / "base")
+    base = save_base("llama", tmp_path / "base", config=llama(layers=LAYERS))
     folders = [save_adapter(base, "llama", spec, tmp_path / str(i), seed=i) for i, spec in enumerate(EIGHT[:3])]
     recorded, reference = make_recorded_engine(base), make_engine(base, kernels="torch", plan_ahead=0)
     assert isinstance(recorded.diagnostics.worker, DeviceWorker)

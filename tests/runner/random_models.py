@@ -20,12 +20,12 @@ VOCABULARY = 512
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
 
-def llama(*, context: int = 512) -> LlamaConfig:
+def llama(*, context: int = 512, layers: int = 3) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
