@@ -334,6 +334,8 @@ def test_the_second_ones_of_all_tenants_go_before_the_third_one_of_any() -> None
     queue = driver.scheduler.queues[GROUP]
     assert [one.id for one in next_requests(queue, 7)] == ["first", "x0", "y0", "z0", "x1", "y1", "z1"]
     assert len(next_requests(queue, 100)) == 16
+    driver.enqueue("w0", tenant="w", request_class=RequestClass.BATCH)
+    assert [one.id for one in next_requests(queue, 7)] == ["first", "x0", "y0", "z0", "w0", "x1", "y1"]
 
 
 def test_those_that_wait_for_any_runner_are_looked_at_beside_many_that_wait_for_some(

@@ -60,7 +60,7 @@ class Prefetches:
         self._forget_old()
         runners = 0
         for group, queue in state.queues.items():
-            if len(queue) and not queue.changed:  # else some may be placed now
+            if len(queue):
                 runners += len(state.runners_of(group))
                 self._look(queue)
         self._next_at = state.now + state.config.look_again * (1 + runners / MANY_RUNNERS)
@@ -128,7 +128,7 @@ def next_requests(queue: Queue, most: int) -> list[Request]:
     for class_queue in queue.class_queues.values():
         waiting = class_queue.waiting
         names = dict.fromkeys(chain(queue.bases, islice(waiting, MAX_LINES)))
-        lines = (islice(waiting[name].heads, most) for name in names if name in waiting)
+        lines = (waiting[name].heads for name in names if name in waiting)
         heads = [head[3] for head in islice(merge(*lines), most)]
         flows = [one.share.flows[one.flow][:most] for one in heads if one.share is not None]
         by_turn = (aged[3] for turn in zip_longest(*flows) for aged in turn if aged is not None)
