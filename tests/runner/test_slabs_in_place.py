@@ -181,7 +181,7 @@ def test_a_folder_of_which_nothing_was_read_is_read_on_a_thread_first(engine: En
 def test_what_the_page_cache_does_not_have_is_read_on_a_thread(
     engine: Engine, adapter: AdapterLayout, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`before`: so many reads find theirs."""
+    """`before`: this number of reads find theirs."""
     monkeypatch.setattr(slab, "MAX_PART_BYTES", slab._BLOCK)  # noqa: SLF001
     adapter.file.with_name(adapter.slab).unlink()
     assert write(engine, adapter)

@@ -12,7 +12,7 @@ from motet_runner.adapters.slab import Bytes, Slab, SlabDamaged
 from motet_runner.adapters.weight_reader import has_changed
 
 MAX_READ_BYTES = 16 * 1024 * 1024
-"""An iteration reads at most so much of an adapter, also when nobody else has to wait: commands wait, too."""
+"""An iteration reads at most this number of bytes of an adapter, also when nobody else has to wait: commands do."""
 
 
 NotInPlace = (OSError, SlabDamaged, AdapterFetchFailed)
