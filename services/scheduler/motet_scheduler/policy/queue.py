@@ -74,6 +74,8 @@ class Queue:
         """The class that is tried before more urgent ones now."""
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
+        self.adapters: Counter[Digest] = Counter()
+        """How many requests wait for each adapter."""
         self._size = 0
         self.limit_changes = LimitChanges([*self.class_queues.values()])
         self.departures = Departures()
@@ -149,6 +151,7 @@ class Queue:
         """`weight` is that of its tenant."""
         self.class_queues[request.request_class].add(request, weight)
         self.bases[request.base] += 1
+        self.adapters[request.digest] += 1
         self._size += 1
         if request.share is not None and request.share.active == 1:
             self.headroom.shares_changed()  # its tenant has come
@@ -478,6 +481,9 @@ class Queue:
         self.bases[request.base] -= 1
         if not self.bases[request.base]:
             self.bases.pop(request.base)  # `del` of a Counter is slow
+        self.adapters[request.digest] -= 1
+        if not self.adapters[request.digest]:
+            self.adapters.pop(request.digest)
 
     def overdue(self) -> dict[str, Request]:
         """The first overdue request of the most urgent class, of those that wait for the same: in the order in which

@@ -234,6 +234,10 @@ class Runner:
         """The adapters that running requests use."""
         return self._live_digests.keys()
 
+    def using(self, digest: Digest) -> int:
+        """How many running requests use it."""
+        return self._live_digests[digest]
+
     @property
     def only_adapters(self) -> Collection[Digest] | None:
         """The adapters that alone may be used here, since all slots are in use (PU-12). None: any may."""

@@ -19,6 +19,7 @@ from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.prefetches import Prefetches
 from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.replaced_bases import ReplacedBases
+from motet_scheduler.policy.replica_loads import ReplicaLoads
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runner_events import RunnerEvents
 from motet_scheduler.policy.state import SchedulerState, StartupWait
@@ -72,6 +73,7 @@ class Scheduler:
             self.capacity,
             Consolidation(state, self.lifecycle, self.placer, self.capacity),
             Prefetches(state),
+            ReplicaLoads(state),
         )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,
@@ -179,6 +181,9 @@ class Scheduler:
         for queue in self.queues.values():
             assert queue.bases == Counter(r.base for *_, r in queue.unordered()), (
                 "base models of a queue were miscounted"
+            )
+            assert queue.adapters == Counter(r.digest for *_, r in queue.unordered()), (
+                "adapters of a queue were miscounted"
             )
             queue.headroom.check()
             queue.rooms.check([one for one in self.runners.values() if self.queues.get(one.group) is queue])

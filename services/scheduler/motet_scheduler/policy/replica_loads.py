@@ -1,0 +1,120 @@
+"""Loads of adapters that more requests use than one runner takes: replicas follow demand, from `minReplicas` up to
+`maxReplicas`.
+
+By the rule of `scaling_rule`, a runner takes so many requests at its target that some of its places are left. An
+adapter that more run with, or wait for, is wanted on another runner before the first one is full. It is loaded there
+into an empty slot, on the runner that the next request would get. Such replicas are not pinned: they leave a device
+like any adapter that no request uses, and none leaves for them. Those of `minReplicas` are pinned, whatever the demand
+(`adapters.py`).
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+from motet.domain import Digest
+from motet_scheduler.policy.adapters import Adapter
+from motet_scheduler.policy.prefetches import has_empty_slot, takes_loads
+from motet_scheduler.policy.replica_demand import ReplicaDemand, wanted_replicas
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.scaling_rule import RunnerSize
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName
+
+MAX_ORDERED = 8
+"""Adapters of a group that get one more replica at one look."""
+
+MAX_WANTED = 64
+"""Adapters of a group that are wanted on several runners."""
+
+HOLDS_FOR = 4.0
+"""In times of `growth_window`: until as many replicas are wanted as were needed since."""
+
+
+class ReplicaLoads:
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._next_at = state.now
+        self._demand: dict[tuple[GroupName, Digest], ReplicaDemand] = {}
+        """Of those that are wanted on more than one runner."""
+
+    def next_due(self) -> float:
+        return self._next_at if self._state.may_place and (self._state.adapter_uses or self._demand) else inf
+
+    def tick(self) -> None:
+        state = self._state
+        if not state.may_place or state.now < self._next_at:
+            return
+        self._next_at = state.now + state.config.capacity_every
+        for group in list(state.by_group):
+            self._look(group)
+        for gone in [key for key in self._demand if key[0] not in state.by_group]:
+            del self._demand[gone]
+
+    def _look(self, group: GroupName) -> None:
+        runners = self._state.runners_of(group)
+        fits, ordered = size_of(runners), 0
+        before = [digest for _, digest in self._demand]
+        many = [digest for digest, uses in self._state.adapter_uses.items() if uses > fits] if len(runners) > 1 else []
+        for digest in dict.fromkeys((*before, *many)):
+            wanted = self._wanted(group, digest, fits)
+            having = [one for one in self._state.limits.having(digest) if one.group == group and one.takes_work]
+            if len(having) < wanted and ordered < MAX_ORDERED:
+                ordered += self._load(group, digest, runners)
+
+    def _wanted(self, group: GroupName, digest: Digest, fits: int) -> int:
+        state, key = self._state, (group, digest)
+        running = sum(one.using(digest) for one in state.limits.having(digest) if one.group == group)
+        waiting = state.queue(group).adapters[digest]
+        requests = min(running + waiting, state.adapter_uses[digest])  # a runner may invent some
+        specs = [one.spec for one in state.adapters.that_serve(digest) if one.spec.group == group]
+        demand = self._demand.get(key)
+        if demand is None:
+            if len(self._demand) >= MAX_WANTED * len(state.by_group):
+                return 0
+            demand = self._demand[key] = ReplicaDemand(HOLDS_FOR * state.config.growth_window)
+        most = max((one.max_replicas or len(state.runners_of(group)) for one in specs), default=1)
+        wanted = demand.note(wanted_replicas(requests, fits, maximum=most), state.now)
+        if wanted <= 1:
+            del self._demand[key]
+        return wanted
+
+    def _load(self, group: GroupName, digest: Digest, runners: Iterable[Runner]) -> bool:
+        """On one more runner. False: on none."""
+        state = self._state
+        for adapter in state.adapters.that_serve(digest):
+            runner = self._runner_for(adapter, digest, runners) if adapter.spec.group == group else None
+            source = state.adapters.source_of(digest, str(adapter.spec.ref.object))
+            if runner is not None and source is not None:
+                state.emit(state.adapters.load(runner, digest, source, state.now))
+                return True
+        return False
+
+    def _runner_for(self, adapter: Adapter, digest: Digest, runners: Iterable[Runner]) -> Runner | None:
+        """The fullest with room: there the next request goes that finds none where the adapter is."""
+        if (serving := self._state.adapters.usable(adapter)) is None:
+            return None
+        ref = adapter.spec.ref
+        able = [
+            one
+            for one in runners
+            if takes_loads(one)
+            and has_empty_slot(one)
+            and digest not in one.adapters
+            and one.serves(serving.key.base)
+            and one.may_serve(digest, str(ref.object))
+            and one.load_may_be_retried(digest, ref, self._state.now)
+        ]
+        return max(able, key=lambda one: (one.has_capacity, one.sequences, -one.loads, one.instance), default=None)
+
+
+def size_of(runners: Iterable[Runner]) -> int:
+    """How many usual requests one of these takes at its target."""
+    places = pages = sequences = promised = count = 0
+    for one in runners:
+        count += 1
+        places, pages = places + one.max_sequences, pages + one.ledger.limit
+        sequences, promised = sequences + one.sequences, promised + one.ledger.promised
+    if not count:
+        return 1
+    size = RunnerSize(pages=pages // count, sequences=places // count, adapter_slots=0)
+    return size.fits(promised / sequences if sequences else 0.0)
