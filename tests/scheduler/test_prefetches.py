@@ -109,7 +109,9 @@ def test_who_is_placed_where_its_adapter_loads_orders_no_second_load() -> None:
 
 
 def test_many_that_wait_for_one_adapter_load_it_once() -> None:
-    driver = Driver()
+    """But for replicas, which are decided apart."""
+    driver = Driver(capacity_every=1e6)
+    driver.look()
     for number in range(50):
         driver.enqueue(f"q{number}", tenant=f"t{number}", digest=digest_of("poet"), adapter="default/poet")
     assert driver.look() == [("r0", "poet")]
@@ -153,7 +155,7 @@ def test_the_next_ones_to_be_placed_come_first_and_no_more_than_a_runner_may_loa
     assert len(driver.look()) == 1, "another one may load now"
 
 
-def test_only_so_many_of_those_that_wait_are_looked_at() -> None:
+def test_few_of_those_that_wait_are_looked_at() -> None:
     names = [f"a{number}" for number in range(MAX_AHEAD + 1)]
     driver = Driver(names, ("r0",), slots=64)
     driver.asks(*names)

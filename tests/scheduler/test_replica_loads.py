@@ -56,7 +56,7 @@ class Driver(SchedulerDriver):
 
 
 def warm(count: int, **how: Any) -> Driver:
-    """So many requests use an adapter, which is loaded where they are."""
+    """`count` requests use an adapter, which is loaded where they are."""
     driver = Driver(**how)
     driver.ask(count)
     driver.hold(*{driver.where(f"q{number}") for number in range(count)} - {""})

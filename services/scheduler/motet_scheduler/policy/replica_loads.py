@@ -1,8 +1,8 @@
 """Loads of adapters that more requests use than one runner takes: replicas follow demand, from `minReplicas` up to
 `maxReplicas`.
 
-By the rule of `scaling_rule`, a runner takes so many requests at its target that some of its places are left. An
-adapter that more run with, or wait for, is wanted on another runner before the first one is full. It is loaded there
+By the rule of `scaling_rule`, some places of a runner are left when it has as many requests as it takes at its target.
+An adapter that more run with, or wait for, is wanted on another runner before the first one is full. It is loaded there
 into an empty slot, on the runner that the next request would get. Such replicas are not pinned: they leave a device
 like any adapter that no request uses, and none leaves for them. Those of `minReplicas` are pinned, whatever the demand
 (`adapters.py`).
