@@ -32,7 +32,7 @@ def test_only_a_hub_names_a_base_model(model: str, uri: str, name: str) -> None:
         ("copies/llama-3.1-8b", False),
         ("meta-llama/Llama-3.1-8B-Instruct", True),
         ("./merged", False),
-        ("/home/me/merged", False),
+        ("/data/merged", False),
         ("outputs/run-1/merged", False),
         ("", False),
         ("owner/" + "x" * 10_000, False),
