@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,6 +248,88 @@ def test_the_writer_replaces_a_damaged_slab_that_nobody_has_loaded(engine: Engin
     damaged(3)(file)
     assert write(engine, adapter)
     assert load(engine, adapter).from_slab
+
+
+Wrong = Callable[..., Any]
+
+
+def half(write: Wrong, adapter: Any, run: Any, *rest: Any, **named: Any) -> int:
+    run = run.copy()
+    run[len(run) // 2 :] = 0
+    return int(write(adapter, run, *rest, **named))
+
+
+def last_byte(write: Wrong, adapter: Any, run: Any, *rest: Any, **named: Any) -> int:
+    run = run.copy()
+    run[np.flatnonzero(run)[-1]] ^= 1
+    return int(write(adapter, run, *rest, **named))
+
+
+def shifted(write: Wrong, adapter: Any, run: Any, *rest: Any, **named: Any) -> int:
+    return int(write(adapter, np.roll(run, 16), *rest, **named))
+
+
+def of_a_neighbour(write: Wrong, adapter: Any, run: Any, *rest: Any, **named: Any) -> int:
+    return int(write(adapter, run[::-1].copy(), *rest, **named))
+
+
+def more_than_there_is(write: Wrong, adapter: Any, run: Any, *rest: Any, **named: Any) -> int:
+    run = run.copy()
+    run[np.flatnonzero(run == 0)[0]] = 1
+    return int(write(adapter, run, *rest, **named))
+
+
+def a_linear_less(write: Wrong, adapter: Any, run: Any, linears: Any, changed: Any, **named: Any) -> int:
+    return int(write(adapter, run, linears, frozenset(sorted(changed)[1:]), **named))
+
+
+def linears_in_another_order(write: Wrong, adapter: Any, run: Any, linears: Any, changed: Any, **named: Any) -> int:
+    changed = frozenset(sorted(changed)[:3])
+    return int(write(adapter, run, linears[::-1], changed, **named))
+
+
+def with_scales(write: Wrong, *rest: Any, scales: bool, **named: Any) -> int:
+    return int(write(*rest, scales=not scales, **named))
+
+
+WRONG = [
+    half,
+    last_byte,
+    shifted,
+    of_a_neighbour,
+    more_than_there_is,
+    a_linear_less,
+    linears_in_another_order,
+    with_scales,
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_a_writer_with_a_defect_leaves_no_slab(engine: Engine, adapter: AdapterLayout, wrong: Wrong) -> None:
+    """A proof has seen what a load makes of the checked bytes, and sees no load from a slab."""
+    with patch.object(slab_writer, "write_slab", partial(wrong, write_slab)):
+        assert write(engine, adapter) == 0
+    assert not size_of_slabs(adapter.file.parent)
+    assert [one.name for one in adapter.file.parent.iterdir() if slab.is_slab(one.name)] == []
+    assert write(engine, adapter)
+    assert load(engine, adapter).from_slab
+
+
+@pytest.mark.parametrize("defect", ["parts", "sums"])
+def test_a_slab_that_is_composed_wrongly_is_not_kept(engine: Engine, adapter: AdapterLayout, defect: str) -> None:
+    real = vars(slab)["_parts_of"]
+
+    def parts(run: Any) -> Iterator[slab.Part]:
+        found = list(real(run))
+        if defect == "parts":
+            found[-1:] = [found[-1]._replace(begin=found[-1].begin + 1, size=found[-1].size - 1)]
+        else:
+            found[0] = found[0]._replace(checksum=found[0].checksum ^ 1)
+        return iter(found)
+
+    with patch.object(slab, "_parts_of", parts):
+        assert write(engine, adapter) == 0
+    assert [one.name for one in adapter.file.parent.iterdir() if slab.is_slab(one.name)] == []
 
 
 def test_the_slab_of_another_adapter_is_not_believed(base: Path, engine: Engine, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import os
 import secrets
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b, shake_256
 from pathlib import Path
@@ -76,10 +76,17 @@ class Slab:
     """A context manager that holds a slab open. Raises FileNotFoundError if there is none, and SlabDamaged."""
 
     def __init__(
-        self, adapter: AdapterLayout, run_bytes: int, linears: Sequence[str], *, only_cached: bool = False
+        self,
+        adapter: AdapterLayout,
+        run_bytes: int,
+        linears: Sequence[str],
+        *,
+        only_cached: bool = False,
+        file: int | None = None,
     ) -> None:
         """`linears`: all that an adapter may change, in the engine's order. `only_cached`: raise BlockingIOError, or
-        another OSError, where a read would wait for the disk"""
+        another OSError, where a read would wait for the disk. `file`: it is open already, and has another name"""
+        self._opened = file
         self._only_cached = only_cached
         self._flags = NOWAIT if only_cached else 0
         self._adapter = adapter
@@ -92,7 +99,10 @@ class Slab:
 
     def __enter__(self) -> "Slab":
         path = f"{self._adapter.path.rpartition('/')[0]}/{self._adapter.slab}"
-        self._file = open_cached(path) if self._only_cached else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._opened is not None:
+            self._file = self._opened
+        else:
+            self._file = open_cached(path) if self._only_cached else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._read_head()
         except BaseException:
@@ -116,6 +126,18 @@ class Slab:
         found = run[part.begin : part.end]
         right = _sum(found) == part.sum if self._known else _checksum(found) == part.checksum
         if not right:
+            raise SlabDamaged
+
+    def check(self, run: Bytes, changed: frozenset[str], *, scales: bool) -> None:
+        """Raises SlabDamaged if a load would give another run than this one."""
+        end, right = 0, (self.changed, self.scales) == (changed, scales)
+        for part, at in self.places():
+            found = np.empty(part.size, np.uint8)
+            self._fill(found.data, at)
+            self.compare(part, run)
+            right = right and np.array_equal(found, run[part.begin : part.end]) and not run[end : part.begin].any()
+            end = part.end
+        if not right or run[end:].any():
             raise SlabDamaged
 
     def verified(self) -> None:
@@ -173,9 +195,16 @@ class Slab:
 
 
 def write_slab(
-    adapter: AdapterLayout, run: Bytes, linears: Sequence[str], changed: frozenset[str], *, scales: bool
+    adapter: AdapterLayout,
+    run: Bytes,
+    linears: Sequence[str],
+    changed: frozenset[str],
+    *,
+    scales: bool,
+    check: Callable[[int], None] = os.close,
 ) -> int:
-    """The bytes of the new file. Raises OSError; then there is no file, or an earlier one."""
+    """The bytes of the new file. `check` gets it open before it is in its place, and closes it. Raises OSError, or what
+    `check` raises; then there is no file, or an earlier one."""
     folder = os.open(adapter.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         used = os.fstat(folder).st_mtime_ns
@@ -196,6 +225,7 @@ def write_slab(
                     size += len(left)
                     while left:
                         left = left[opened.write(left) :]
+                check(os.open(draft, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder))
                 written = os.fstat(file)
             os.rename(draft, adapter.slab, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:

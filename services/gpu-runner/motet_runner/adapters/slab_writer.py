@@ -1,7 +1,9 @@
 """Writes the slabs of checked adapters, in a thread of the engine's process: only the engine knows the layout, and what
 DoRA needs of the base.
 
-One adapter after the other, slowly: an adapter that is not written yet serves from its checked bytes.
+One adapter after the other, slowly: an adapter that is not written yet serves from its checked bytes. What was written
+is read again before any load can find it: a proof has seen what a load makes of the checked bytes, so a slab must give
+the same.
 """
 
 import threading
@@ -91,7 +93,13 @@ class SlabWriter:
             host.allow(PACE_BYTES)
             sleep(PACE_SECONDS)
         assert host.run is not None
-        return write_slab(adapter, host.run.numpy(), linears, host.linears, scales=host.scales)
+        run = host.run.numpy()
+
+        def check(file: int) -> None:
+            with Slab(adapter, layout.bytes, linears, file=file) as written:
+                written.check(run, host.linears, scales=host.scales)
+
+        return write_slab(adapter, run, linears, host.linears, scales=host.scales, check=check)
 
     def _note(self, error: Exception) -> None:
         """Once: the adapters serve all the same."""
