@@ -135,7 +135,7 @@ def test_an_adapter_is_not_to_blame_for_a_device_that_fails(monkeypatch: pytest.
     loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: run_layout, clock=lambda: 0.0)
     host = SimpleNamespace(allow=Mock(side_effect=torch.AcceleratorError(CUDA_ERROR)))
     monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host)
-    load = AdapterLoad(1, "digest", SimpleNamespace(rank=8))
+    load = AdapterLoad(1, "digest", SimpleNamespace(rank=8, slab=""))
     with pytest.raises(torch.AcceleratorError):
         loads.advance([load], {1: 0}, hurry=False)
 
