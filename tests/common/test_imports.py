@@ -54,6 +54,15 @@ def test_collections_that_were_off_stay_off_and_nothing_is_frozen() -> None:
         gc.enable()
 
 
+def test_in_another_process_the_module_of_one_freezes_nothing() -> None:
+    script = (
+        "import gc, motet_runner.adapters.check_process, motet_runner.sources.fetch_process, motet_predictor.refit\n"
+    )
+    script += "print(gc.get_freeze_count(), gc.isenabled())"
+    said = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout == "0 True\n"
+
+
 @pytest.mark.parametrize("module", STARTED)
 def test_what_a_process_is_started_with_imports_libraries_without_collections(module: str) -> None:
     spec = find_spec(module)
@@ -70,6 +79,7 @@ def test_what_a_process_is_started_with_imports_libraries_without_collections(mo
 def test_a_process_that_prints_nothing_in_colour_does_not_import_what_does() -> None:
     """`motet_cli` does print, and finds it."""
     script = "import sys, motet.telemetry; print('rich' in sys.modules); import rich.table; print(rich.table.Table)"
-    for first, imported in (("", "True"), ("import motet.imports; ", "False")):
+    started = "from motet.imports import without_collections\nwith without_collections(): pass\n"
+    for first, imported in (("", "True"), (started, "False")):
         said = subprocess.run([sys.executable, "-P", "-c", first + script], capture_output=True, text=True, check=True)
         assert said.stdout.splitlines() == [imported, "<class 'rich.table.Table'>"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from motet.imports import without_collections
 
-with without_collections():
+with without_collections(__name__):
     import structlog
 
     from motet.errors import MotetError

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from motet.imports import without_collections
 
-with without_collections():
+with without_collections(__name__):
     import orjson
     import structlog
 

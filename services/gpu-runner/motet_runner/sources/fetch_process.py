@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from motet.imports import without_collections
 
-with without_collections():
+with without_collections(__name__):
     import orjson
 
     from motet.errors import AdapterFetchFailed
