@@ -54,6 +54,8 @@ class Expected(NamedTuple):
     """[ROWS, outputs] in fp64: by how much rounding moves a result. 0 where nothing may change."""
     of_row: torch.Tensor
     """[ROWS, 1] of each row, the root of its mean square"""
+    in_integers: bool
+    """Whether the device has the adapter in 8-bit integers"""
 
 
 class ExpectedResults:
@@ -67,7 +69,8 @@ class ExpectedResults:
         self._layout = layout
         self._dtype = dtype
         self._base = base
-        self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if layout.dtype is torch.int8 else 0.0)
+        self._in_integers = layout.dtype is torch.int8
+        self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if self._in_integers else 0.0)
         self._found: queue.Queue[Expected | BaseException] = queue.Queue(MAX_AHEAD)
         self._given_up = threading.Event()
         threading.Thread(target=self._run, name="adapter-proof", daemon=True).start()
@@ -117,7 +120,9 @@ class ExpectedResults:
                 if linear is None:
                     own = rows(outputs, 2)
                     none = torch.zeros(own.shape, dtype=torch.float64)
-                    yield Expected(module, rows(group.inputs, 1), own, own.double(), none, none[:, :1])
+                    yield Expected(
+                        module, rows(group.inputs, 1), own, own.double(), none, none[:, :1], self._in_integers
+                    )
                 else:
                     rank = linear.a.shape[0] if linear.a is not None else 1
                     alike[group.inputs, outputs, rank, linear.scales].append(linear)
@@ -167,8 +172,9 @@ class ExpectedResults:
         wide = FP32_ROUNDING**2 * parts.unsqueeze(1) + FP32_STEP**2 * (inputs / 2) * singles
         explained = self._rounding**2 * size + wide + floor
         of_row = explained.mean(2, keepdim=True)
-        for linear, *found in zip(linears, owns, result, explained.sqrt(), of_row.sqrt(), strict=True):
-            yield Expected(linear.module, rows, *found)
+        found = zip(linears, owns, result, explained.sqrt(), of_row.sqrt(), strict=True)
+        for linear, of_base, right, each_number, each_row in found:
+            yield Expected(linear.module, rows, of_base, right, each_number, each_row, self._in_integers)
 
     def _matrices(
         self, linear: LoraLinear, matrices: WeightReader, inputs: int, outputs: int
@@ -182,7 +188,7 @@ class ExpectedResults:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[linears, ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums
         of one rank, as errors that are independent of each other add up"""
-        if self._layout.dtype is torch.int8:  # a row of integers is as coarse as its largest number asks for
+        if self._in_integers:  # a row of integers is as coarse as its largest number asks for
             a = a.abs().amax(2, keepdim=True).expand_as(a)
             b = b.abs().amax(1, keepdim=True).expand_as(b)
         squares = (scale.square() * b.square()).mT
