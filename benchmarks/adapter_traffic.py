@@ -3,7 +3,7 @@
 import argparse
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,7 +58,9 @@ class Traffic:
     def cold(self, count: int) -> list[Digest]:
         """Adapters that are not on the device."""
         here = {*self._here()}
-        return list(itertools.islice((one for one in self._next if one not in here), count))
+        found = list(itertools.islice((one for one in self._next if one not in here), count))
+        self._read(found)
+        return found
 
     def warm(self, count: int) -> list[Digest]:
         """The adapters on the device that were used last, in turn"""
@@ -67,6 +69,12 @@ class Traffic:
     def _here(self) -> list[Digest]:
         return [one.digest for one in self._run.engine.report().adapters if one.on_device]
 
+    def _read(self, adapters: Iterable[Digest]) -> None:
+        """So that their files are in the page cache: the kernel may have freed what nobody has read for a while."""
+        for layout in map(self._run.layouts.__getitem__, {*adapters}):
+            for file in (layout.file, layout.file.with_name(layout.slab)):
+                file.read_bytes()
+
     def load_all(self) -> None:
         self._load(self.digests)
 
@@ -74,6 +82,7 @@ class Traffic:
         self._run.serve([self.ask(one, output=1) for one in adapters], at_once=AT_ONCE)
 
     def serve(self, numbers: Sequence[int]) -> tuple[list[Ask], Served]:
+        self._read(self.digests[number] for number in numbers)
         asks = [self.ask(self.digests[number]) for number in numbers]
         return asks, self._run.serve(asks, at_once=AT_ONCE)
 
