@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +202,33 @@ async def test_files_that_have_changed_under_a_runner_are_not_taken(tmp_path: Pa
         assert model.template is not None
         assert model.template.text.encode() == good.assets["chat_template.jinja"]
         assert [runner.asset_requests for runner in cluster.runners] == [1, 1]
+
+
+async def test_damaged_files_that_cannot_be_removed_are_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are tried again until they can be."""
+    files = model_assets()
+    digest = assets_digest(files)
+    kept = tmp_path / hex_of(digest)
+    kept.mkdir()
+    (kept / "tokenizer.json").write_bytes(files["tokenizer.json"])  # the template is gone
+    remove, stays = shutil.rmtree, True
+
+    def rmtree(folder: Path, **how: Any) -> None:
+        if not (stays and folder == kept):
+            remove(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    async with fake_services(assets=files) as cluster:
+        loaded = asyncio.Event()
+        store = store_in(tmp_path, loaded.set, cluster.runners)
+        store.fetch(digest, OWNER)
+        await until(lambda: cluster.runners[0].asset_requests >= 2)
+        assert not loaded.is_set()
+        stays = False
+        await until(loaded.is_set)
+        model = store.get(digest)
+        assert model is not None
+        assert model.template is not None
+        await store.close()

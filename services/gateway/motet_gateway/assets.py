@@ -295,9 +295,11 @@ class AssetStore(Generic[Asset]):
                     received_bytes = await _write_files(chunks, unfinished, self._kind)
             if (received := await asyncio.to_thread(self._kind.digest, unfinished)) != asked.digest:
                 raise ValueError(f"its files have the digest {received}: they have changed since it started")
-            # Another process may have put the same files there meanwhile.
-            with contextlib.suppress(OSError):
+            try:
                 unfinished.replace(folder)
+            except OSError:  # another process may have put the same files there meanwhile, or damaged ones stay
+                if not await asyncio.to_thread(_is_whole, folder, asked.digest, self._kind.digest):
+                    raise
             bounds = self._kind.bounds
             self._untidied += max(received_bytes / bounds.disk_bytes, 1 / bounds.disk_entries)
         finally:
