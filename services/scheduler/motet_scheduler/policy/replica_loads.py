@@ -53,7 +53,7 @@ class ReplicaLoads:
     def _look(self, group: GroupName) -> None:
         runners = self._state.runners_of(group)
         fits, ordered = size_of(runners), 0
-        before = [digest for _, digest in self._demand]
+        before = [digest for of, digest in self._demand if of == group]
         many = [digest for digest, uses in self._state.adapter_uses.items() if uses > fits] if len(runners) > 1 else []
         for digest in dict.fromkeys((*before, *many)):
             wanted = self._wanted(group, digest, fits)
