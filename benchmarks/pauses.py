@@ -1,14 +1,16 @@
-"""Measures how long streams pause when a runner is killed or freezes.
+"""Measures how long streams pause when a runner is killed, freezes, or is cut off from the gateway.
 
 All processes run, as `motet up --runners 2` starts them, with the bundled model and its adapters. Sixteen streams are
-under way when the runner that has them gets SIGKILL, or SIGSTOP. The figure is the longest time without a token of any
+under way when the runner that has them gets SIGKILL, or SIGSTOP, or when nothing goes any more between it and the
+gateway, while both live and reach the others. The figure is the longest time without a token of any
 stream, in the worst of the trials. With `_net` the time does not count in which its next runner computed it again: that
 depends on its length and on the machine, the rest on Motet. For the stream that paused longest it also prints how the
 gateway's log divides its pause, and for each process the CPU time that it took meanwhile.
 
 Nothing else may need the cores: what is measured is how two engines, or one and the start of another, share them.
 
-    python -m benchmarks.pauses [--faults killed frozen] [--trials 5] [--streams 16] [--at 150] [--threads N] [--json]
+    python -m benchmarks.pauses [--faults killed frozen cut] [--trials 5] [--streams 16] [--at 150] [--threads N]
+                                [--json]
 """
 
 import asyncio
@@ -18,7 +20,8 @@ import signal
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +31,12 @@ import psutil
 from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.served import HERE, named
 from testbed.local_stack import BUNDLED, LocalStack, running_stack
+from testbed.stack_links import StackLinks
 
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
-MOST_SECONDS = {"killed": 2.0, "frozen": 4.0}
-MOST_NET_SECONDS = {"killed": 1.5, "frozen": 3.5}
+CUT = "cut"
+MOST_SECONDS = {"killed": 2.0, "frozen": 4.0, CUT: 4.0}
+MOST_NET_SECONDS = {"killed": 1.5, "frozen": 3.5, CUT: 3.5}
 END_OF_TEXT = json.loads((BUNDLED / "model" / "config.json").read_text())["eos_token_id"]
 MODELS = ["motet-demo", *sorted(path.name for path in (BUNDLED / "adapters").iterdir())]
 MORE = 20
@@ -81,8 +86,8 @@ class Stream:
 
 @dataclass
 class Trial:
-    victim: int
-    """The process that was killed or frozen."""
+    victim: int | None
+    """The process that is replaced."""
     pause: float
     net: float
     """The longest without what was computed again."""
@@ -143,7 +148,10 @@ def _busy_seconds() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
-async def trial(stack: LocalStack, fault: str, given: Namespace, drawn: random.Random) -> Trial:
+async def trial(
+    stack: LocalStack, strike: Callable[[str], int | None], given: Namespace, drawn: random.Random
+) -> Trial:
+    """`strike` the runner of this name. → its process, if it is replaced."""
     streams = [
         Stream(MODELS[number % len(MODELS)], " ".join(drawn.choices(WORDS, k=PROMPT_WORDS)))
         for number in range(given.streams)
@@ -155,7 +163,7 @@ async def trial(stack: LocalStack, fault: str, given: Namespace, drawn: random.R
         log = len(stack.log("gateway"))
         cpu = Cpu(stack)
         struck = time.monotonic()
-        victim = stack.kill(name, SIGNALS[fault])
+        victim = strike(name)
         await asyncio.sleep(0.1)  # what was under way arrives
         had = [len(stream.arrivals) for stream in streams]
         await _until(lambda: all(len(one.arrivals) >= before + MORE for one, before in zip(streams, had, strict=True)))
@@ -187,15 +195,28 @@ def restored(stack: LocalStack, gone: int | None = None) -> None:
     time.sleep(SETTLE_SECONDS)
 
 
+@contextmanager
+def faults(stack: LocalStack, fault: str) -> Iterator[tuple[Callable[[str], int | None], Callable[[], None]]]:
+    """What strikes a runner, and what ends it."""
+    if fault != CUT:
+        yield lambda name: stack.kill(name, SIGNALS[fault]), lambda: None
+        return
+    with StackLinks().between(stack) as links:
+        restored(stack)
+        yield links.cut, links.mend
+
+
 def measure(stack: LocalStack, fault: str, given: Namespace) -> list[Result]:
     drawn = random.Random(0)
     pauses, net = [], []
-    for number in range(given.trials):
-        found = asyncio.run(trial(stack, fault, given, drawn))
-        restored(stack, found.victim)
-        print(f"{fault} {number}: {found.describe()}", flush=True)
-        pauses.append(found.pause)
-        net.append(found.net)
+    with faults(stack, fault) as (strike, mend):
+        for number in range(given.trials):
+            found = asyncio.run(trial(stack, strike, given, drawn))
+            mend()
+            restored(stack, found.victim)
+            print(f"{fault} {number}: {found.describe()}", flush=True)
+            pauses.append(found.pause)
+            net.append(found.net)
     limit, net_limit = MOST_SECONDS[fault], MOST_NET_SECONDS[fault]
     worst, worst_net = max(pauses), max(net)
     return [
@@ -207,7 +228,7 @@ def measure(stack: LocalStack, fault: str, given: Namespace) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--faults", nargs="+", choices=list(SIGNALS), default=list(SIGNALS))
+    parser.add_argument("--faults", nargs="+", choices=list(MOST_SECONDS), default=list(MOST_SECONDS))
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--at", type=int, default=150, help="tokens that each stream has when the runner is lost")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import SlowEngines, tokens_of
-from tests.support.cut_link import CutLink
+from testbed.cut_link import CutLink
 from tests.support.in_process_runner import InProcessRunner, short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system
@@ -38,7 +38,7 @@ class CutOff(NamedTuple):
 async def two_runners_and_a_link() -> AsyncIterator[CutOff]:
     """The gateway reaches the runner r0 over the link, and r1 is added later."""
     with short_folder() as folder:
-        link, engines = CutLink(folder, f"unix:{folder}/r0.sock"), SlowEngines()
+        link, engines = CutLink(folder / "link.sock", f"unix:{folder}/r0.sock"), SlowEngines()
         async with (
             link.serving(),
             in_process_system(folder) as system,

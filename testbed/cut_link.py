@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 class CutLink:
-    """Connections to `address` reach `target`. While it is cut, new ones open, too, and all are silent."""
+    """Connections to the socket `path` reach `target`. While it is cut, new ones open, too, and all are silent."""
 
-    def __init__(self, folder: Path, target: str) -> None:
-        self._path = folder / "link.sock"
+    def __init__(self, path: Path, target: str) -> None:
+        self._path = path
         self._target = target.removeprefix("unix:")
         self._whole = asyncio.Event()
         self._whole.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.address = f"unix:{self._path}"
+        self.address = f"unix:{path}"
 
     def cut(self) -> None:
         self._whole.clear()
