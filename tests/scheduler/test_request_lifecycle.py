@@ -98,7 +98,7 @@ def test_a_request_avoids_the_runner_that_declined_it():
     decline(driver, "a")
     driver.lose("a")
     assert driver.where("a") == ""
-    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined it recently"
+    assert driver.scheduler.requests[RequestId("a")].waiting_reason == "it could not run there a moment ago"
     driver.wait(1.1)
     assert driver.where("a") == ""  # declined and lost: twice as long
     driver.wait(1.0)

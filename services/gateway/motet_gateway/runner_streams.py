@@ -187,4 +187,4 @@ class _Stream:
     def _give_up(self, request: str) -> None:
         if (unsent := self._unsent.pop(request, None)) is not None:
             unsent[2].cancel()
-            self._on_unreachable(unsent[0], request, f"no stream to the runner at {self.address}")
+            self._on_unreachable(unsent[0], request, "no stream to the runner")
