@@ -116,6 +116,10 @@ def push(  # noqa: PLR0917 - typer calls it by name
         str | None,
         typer.Option(metavar="SECRET", help="With --to: the Secret in the manifest, with which runners read it."),
     ] = None,
+    below: Annotated[
+        Path | None,
+        typer.Option(metavar="ROOT", help="Refuse DIR, and links in it, if they lead out of this folder."),
+    ] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
     as_json: AsJson = False,
@@ -124,6 +128,8 @@ def push(  # noqa: PLR0917 - typer calls it by name
     revision. Exit status 1: it is refused, or not served in time.
 
     With --to, send it elsewhere instead: credentials come from the environment. Exit status 2: it could not be sent."""
+    if to is not None and below is not None:
+        raise SetupError("--below is for what the local stack serves. Remove it, or --to.")
     if to is not None:
         from motet_cli.adapter_upload import upload
 
@@ -151,6 +157,7 @@ def push(  # noqa: PLR0917 - typer calls it by name
             name=name,
             namespace=namespace,
             model=model,
+            below=below,
             wait_seconds=0.0 if no_wait else wait,
             as_json=as_json,
         )

@@ -61,20 +61,26 @@ def push(
     model: str | None,
     wait_seconds: float,
     as_json: bool,
+    below: Path | None = None,
 ) -> int:
-    """Exit status 1: the adapter is refused, or not ready in time. `wait_seconds` 0: do not wait."""
-    folder = adapter_folder_named(folder)
+    """Exit status 1: the adapter is refused, or not ready in time. `wait_seconds` 0: do not wait. `below`: a stranger
+    has named the folder, and may read nothing outside of this one."""
+    if below is None:
+        folder = adapter_folder_named(folder)
     stack = running_stack(data_dir, in_a_cluster=IN_A_CLUSTER)
     pushed = PushedAdapters(stack)
     key = name_of(namespace, name, given_as="--as")
     pool = _pool_for(key, model, stack, pushed)
     base = base_of(pool, stack.max_adapter_bytes)
+    if (refused := _refused_at_sight(folder, base, pushed, below)) is not None:
+        _print(refused, None, as_json=as_json)
+        return FAILED
     limits = limits_for(base)
     with pushed.locked():
         pool = _pool_for(key, model, stack, pushed)
         if base_of(pool, stack.max_adapter_bytes) != base:
             raise SetupError(f"the pool of {key} has changed meanwhile. Push it again.")
-        found = _checked_copy(folder, base, limits, pushed)
+        found = _checked_copy(folder, base, limits, pushed, below)
         if found["served"] is False:
             _print(found, None, as_json=as_json)
             return FAILED
@@ -217,12 +223,26 @@ def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: Pus
     return own
 
 
-def _checked_copy(folder: Path, base: Base, limits: "EngineLimits | None", pushed: PushedAdapters) -> Json:
+def _refused_at_sight(folder: Path, base: Base, pushed: PushedAdapters, below: Path | None) -> Json | None:
+    """If files are missing, too large, or not to be read: what else a check needs takes seconds to import."""
+    from motet_runner.adapter_inspection import AdapterVerdict
+
+    try:
+        with readable(folder):
+            pushed.source(folder, below).stat_files(base.max_bytes)
+    except AdapterError as refusal:
+        return verdict_document(folder, base, None, AdapterVerdict(refusal=refusal))
+    return None
+
+
+def _checked_copy(
+    folder: Path, base: Base, limits: "EngineLimits | None", pushed: PushedAdapters, below: Path | None
+) -> Json:
     """The result of the check. Files that are not refused are in their place afterwards."""
     from motet_runner.adapter_inspection import AdapterVerdict
 
     try:
-        with readable(folder), pushed.copied(folder, base.max_bytes) as copy:
+        with readable(folder), pushed.copied(folder, base.max_bytes, below) as copy:
             verdict = verdict_for(copy, base, limits)
             if verdict.refusal is None:
                 pushed.keep(copy, Digest(verdict.digest))

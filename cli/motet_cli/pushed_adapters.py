@@ -28,7 +28,7 @@ from motet.sources import FOLDER
 from motet_cli.local_stack import LocalStack
 from motet_cli.status import document_of
 from motet_operator.local.manifest_folder import DeclaredObjects
-from motet_runner.sources.folder import adapter_folder
+from motet_runner.sources.folder import AdapterFolder, FolderBounds, adapter_folder
 
 LOCK = ".lock"
 RECORDS = ".manifests"
@@ -56,11 +56,16 @@ class PushedAdapters:
 
     # ------------------------------------------------------------------------------------------------------ the files
 
+    @staticmethod
+    def source(folder: Path, below: Path | None) -> AdapterFolder:
+        """Raises AdapterFetchFailed if it lies outside of `below`."""
+        return adapter_folder(folder, None if below is None else FolderBounds(below.resolve(), str(below)))
+
     @contextmanager
-    def copied(self, source: Path, max_bytes: int) -> Iterator[Path]:
+    def copied(self, source: Path, max_bytes: int, below: Path | None = None) -> Iterator[Path]:
         """A copy of an adapter's files, which is removed afterwards if it was not kept. Raises AdapterFetchFailed if a
-        file is missing, too large or no file."""
-        found = adapter_folder(source, None)
+        file is missing, too large or no file, or lies outside of `below`."""
+        found = self.source(source, below)
         files = found.stat_files(max_bytes)
         draft = self.folder / f".push-{os.getpid()}"
         try:

@@ -81,6 +81,46 @@ def of_another_seed(adapter: Path, target: Path) -> Path:
     return target
 
 
+# ---------------------------------------------------------------------------------------------- what may not be read
+
+
+@pytest.mark.parametrize("linked", ["folder", "file", "none"])
+def test_nothing_outside_of_a_given_root_is_read(
+    stack: StandingStack, tmp_path: Path, capsys: pytest.CaptureFixture[str], linked: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    if linked == "folder":
+        (root / "a").symlink_to(PIRATE)
+    elif linked == "file":
+        shutil.copytree(PIRATE, root / "a")
+        (root / "a" / "adapter_model.safetensors").unlink()
+        (root / "a" / "adapter_model.safetensors").symlink_to(PIRATE / "adapter_model.safetensors")
+    assert push(stack, root / "a", below=root, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["pushed"], found["check"]["served"]) == (None, False)
+    words = "There is no folder" if linked == "none" else f"is a link that leads out of {root}"
+    assert words in found["check"]["message"]
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_what_lies_below_the_root_is_pushed_also_through_links(stack: StandingStack, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(PIRATE, root / "a")
+    (root / "b").symlink_to(root / "a")
+    (tmp_path / "alias").symlink_to(root)
+    assert push(stack, root / "b", below=root) == 0
+    assert push(stack, tmp_path / "alias" / "b", "chair", below=tmp_path / "alias") == 0
+
+
+def test_files_that_are_missing_are_refused_before_torch_is_imported(
+    stack: StandingStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(adapter_push, "limits_for", None)
+    assert push(stack, tmp_path / "empty") == 1
+
+
 # ------------------------------------------------------------------------------------------------ files and manifests
 
 
