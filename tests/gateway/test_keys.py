@@ -42,6 +42,8 @@ EVERY_PATH = [
     ("GET", "/v1/models/tiny"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
     ("GET", "/version"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),

@@ -22,6 +22,7 @@ from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import GenerateRoutes
 from motet_gateway.routes.json_response import json_response
+from motet_gateway.routes.loras import lora_routes
 from motet_gateway.routes.lorax import LoraxRoutes
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
@@ -60,6 +61,7 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.add_route("/openapi.json", partial(_description, metrics=gateway.settings.metrics_dir is not None), ["GET"])
     app.include_router(model_routes(gateway))
     app.include_router(token_routes(gateway))
+    app.include_router(lora_routes(gateway))
     app.include_router(request_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
     add_error_handlers(app)

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.chat_formats import ChatFormats
+from motet.domain import ObjectName
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
 from motet_gateway.asset_searches import Owner
 from motet_gateway.identity.caller import Caller
@@ -242,6 +243,10 @@ class Catalog:
             ambiguous = len(targets) > 1 or self._base(said, caller) is not None
             for target in targets:
                 yield f"{_pool_prefix(target, targets)}:{said}" if ambiguous else said, target
+
+    def adapter(self, name: ObjectName) -> Target | None:
+        """The adapter of this tenant and name; of several pools' the first"""
+        return next(iter(self._adapters.get(name, ())), None)
 
     def resolve(self, name: str, caller: Caller) -> Target:
         """The model of this name: `name` of the caller's own tenant, `tenant/name`, or a base model's served name. The

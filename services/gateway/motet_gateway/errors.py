@@ -17,6 +17,13 @@ class HostNotAllowed(MotetError):
     mapping = ErrorMapping("host_not_allowed", 403, "permission_error", StatusCode.PERMISSION_DENIED)
 
 
+class ChangesNotAllowed(MotetError):
+    """Adapters are not loaded or unloaded over HTTP here. The message says what to do instead: on a cluster, which
+    manifest to apply; on your own machine, which command to use, or how to allow it."""
+
+    mapping = ErrorMapping("changes_not_allowed", 403, "permission_error", StatusCode.PERMISSION_DENIED)
+
+
 class HeadersTooLarge(MotetError):
     """The request line or the headers are too long, or there are too many headers. Send fewer or shorter headers."""
 

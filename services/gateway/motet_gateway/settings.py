@@ -29,6 +29,11 @@ class Settings(BaseSettings):
     """Web pages of these origins may ask this gateway from a browser, as a JSON list such as
     `["https://app.example"]`; `["*"]`: all pages. Then whoever writes such a page can use a gateway without keys."""
 
+    adapter_folders: tuple[Path, ...] = ()
+    """Folders of this machine, as a JSON list such as `["/home/me/adapters"]`. On the local stack, adapters below them
+    may be loaded with POST /v1/load_lora_adapter, and unloaded again, by whoever has a key with the scope `admin`; by
+    everybody while no key is needed. Links that lead out of them are refused. Empty: both calls are refused."""
+
     auth: Literal["keys", "none"] | None = None
     """Who may send requests. `keys`: only those with an API key (`motet key create`); nobody until the first key is
     made. `none`: everybody, as tenant `default`. Unset: on a loopback address everybody until the first key is made,
@@ -162,6 +167,14 @@ class Settings(BaseSettings):
             if one != "*" and not re.fullmatch(r"https?://[^/\s*]+", one):
                 raise ValueError(f"{one!r} is no origin: write it as https://app.example, without a path, or as *")
         return origins
+
+    @field_validator("adapter_folders")
+    @classmethod
+    def _are_absolute(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
+        for one in folders:
+            if not one.is_absolute() or ".." in one.parts:
+                raise ValueError(f"{one} must be an absolute path without '..', such as /home/me/adapters")
+        return folders
 
     @property
     def is_local(self) -> bool:

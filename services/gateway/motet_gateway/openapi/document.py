@@ -46,7 +46,8 @@ from motet_gateway.answers.messages.errors import PATH as MESSAGES_PATH
 from motet_gateway.answers.messages.errors import is_messages
 from motet_gateway.answers.responses.api import PATH as RESPONSES_PATH
 from motet_gateway.answers.responses.body import ResponsesBody
-from motet_gateway.errors import HeadersTooLarge, HostNotAllowed, RequestTimeout
+from motet_gateway.errors import ChangesNotAllowed, HeadersTooLarge, HostNotAllowed, RequestTimeout
+from motet_gateway.lora_bodies import LOAD_PATH, UNLOAD_PATH, LoadLoraBody, UnloadLoraBody
 from motet_gateway.openapi import fields, shapes
 from motet_gateway.parameters import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
@@ -304,6 +305,33 @@ OPERATIONS = (
         body=DetokenizeBody,
         scope=KeyScope.USER,
         errors=(*OF_BODIES, *OF_MODELS),
+    ),
+    Operation(
+        "post",
+        LOAD_PATH,
+        "loadAdapter",
+        "adapters",
+        "Load an adapter, as vLLM's API",
+        "Only on the local stack, and only if MOTET_GATEWAY_ADAPTER_FOLDERS allows it: it does what `motet adapter "
+        "push` does, waits until the adapter is served or refused, and answers a line of text. A cluster answers with "
+        "the manifest to apply. It goes on if the client leaves.",
+        "text/plain",
+        body=LoadLoraBody,
+        scope=KeyScope.ADMIN,
+        errors=(*OF_BODIES, NotFound, ChangesNotAllowed, EngineRestarted),
+    ),
+    Operation(
+        "post",
+        UNLOAD_PATH,
+        "unloadAdapter",
+        "adapters",
+        "Unload an adapter, as vLLM's API",
+        "Only on the local stack, as `/v1/load_lora_adapter`: it does what `motet adapter rm` does, so it removes what "
+        "was loaded there or with `motet adapter push`. Answers under way are finished.",
+        "text/plain",
+        body=UnloadLoraBody,
+        scope=KeyScope.ADMIN,
+        errors=(*OF_BODIES, NotFound, ChangesNotAllowed, EngineRestarted),
     ),
     Operation(
         "get",
