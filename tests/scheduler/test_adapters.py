@@ -70,6 +70,55 @@ def test_checks_are_spread_over_runners_and_few_at_a_time():
     assert {order.instance for order in orders} == {"r0", "r1"}
 
 
+def checked_one_by_one(driver, orders):
+    """The namespaces of all checks, in the order in which they are asked for, if each is answered before the next."""
+    asked, waiting = [], list(orders)
+    while waiting:
+        order = waiting.pop(0)
+        asked.append(order.ref.namespace)
+        driver.certify(instance=order.instance, ref=order.ref, order=order.order)
+        waiting += checks(driver)
+    return asked
+
+
+def test_namespaces_take_turns_to_be_checked_however_many_adapters_one_has():
+    driver = ready()
+    driver.attach()
+    driver.state(*(adapter(f"a{n}", namespace="many") for n in range(30)), adapter("one", namespace="few"))
+    assert "few" in checked_one_by_one(driver, checks(driver))[:2]
+
+
+def test_a_namespace_that_comes_later_is_checked_next():
+    driver = ready()
+    driver.attach()
+    many = [adapter(f"a{n}", namespace="many") for n in range(30)]
+    driver.state(*many)
+    (first, *rest) = checks(driver)
+    driver.state(*many, *(adapter(f"b{n}", namespace=f"few {n % 2}") for n in range(4)))
+    assert not checks(driver), "the runner is busy"
+    driver.certify(instance="r0", ref=first.ref, order=first.order)
+    asked = checked_one_by_one(driver, [*rest, *checks(driver)])
+    assert asked[: len(rest)] == ["many"] * len(rest)
+    assert sorted(asked[len(rest) :][:6]) == ["few 0"] * 2 + ["few 1"] * 2 + ["many"] * 2
+
+
+def test_namespaces_that_come_all_the_time_keep_none_waiting():
+    driver = ready()
+    driver.attach()
+    present = [adapter(f"z{n}", namespace="z") for n in range(30)]
+    driver.state(*present)
+    waiting, asked = checks(driver), []
+    for n in range(20):
+        order = waiting.pop(0)
+        asked.append(order.ref.namespace)
+        present = [*(adapter(f"{of}{n}", namespace=f"{of}{n}") for of in "ab"), *present]
+        driver.state(*present)
+        waiting += checks(driver)
+        driver.certify(instance="r0", ref=order.ref, order=order.order)
+        waiting += checks(driver)
+    assert asked[4:].count("z") >= 3
+
+
 def test_an_adapter_that_may_not_be_checked_yet_waits_for_one_time():
     """However often orders are given meanwhile: on a busy system, adapters move all the time."""
     driver = with_pirate(stamp="1")

@@ -12,7 +12,7 @@ from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnprove
 from motet.runner_info import Failure, KernelState
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK
+from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK, MAX_CHECKS_OF_A_LINE
 from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
@@ -669,8 +669,8 @@ def test_another_runner_is_asked_if_the_first_one_does_not_answer():
 
 def works(driver: SchedulerDriver, order: effects.EnsureAdapter, fetched: int = 0):
     return driver.certify(
-        order.ref.name,
-        Digest(""),
+        digest=Digest(""),
+        ref=order.ref,
         instance=order.instance,
         order=order.order,
         stage=AdapterStage.NONE,
@@ -761,7 +761,7 @@ def test_orders_that_are_never_answered_hold_up_no_other_adapter():
 
 def test_a_runner_that_is_at_work_on_many_checks_for_long_gets_no_more_until_one_ends():
     driver = stack("r0")
-    driver.state(*(adapter(f"a{number}") for number in range(2 * MAX_CHECKS_AT_WORK)))
+    driver.state(*(adapter(f"a{n}", namespace=["default", "b"][n % 2]) for n in range(2 * MAX_CHECKS_AT_WORK)))
     at_work = {one.ref.name: one for one in checks(driver)}
     for _ in range(6 * int(driver.scheduler.config.check_patience) // 5):
         for one in [*at_work.values()]:
@@ -770,12 +770,28 @@ def test_a_runner_that_is_at_work_on_many_checks_for_long_gets_no_more_until_one
         driver.wait(5)
         at_work |= {one.ref.name: one for one in checks(driver)}
     assert len(at_work) == MAX_CHECKS_AT_WORK
-    ended = next(iter(at_work.values()))
-    driver.certify(ended.ref.name, instance="r0", order=ended.order)
+    ended = next(one for one in at_work.values() if one.ref.namespace == "default")
+    driver.certify(ref=ended.ref, instance="r0", order=ended.order)
     (another,) = checks(driver)
     assert another.ref.name not in at_work
     driver.wait(driver.scheduler.config.load_retry)
     assert len(checks(driver)) == CHECKS_AT_ONCE, "it says no more that it is at work"
+
+
+def test_checks_of_a_namespace_that_take_long_leave_some_to_others():
+    driver = stack("r0")
+    slow = [adapter(f"a{number}") for number in range(2 * MAX_CHECKS_AT_WORK)]
+    driver.state(*slow)
+    at_work = {one.ref.name: one for one in checks(driver)}
+    for _ in range(6 * int(driver.scheduler.config.check_patience) // 5):
+        for one in [*at_work.values()]:
+            works(driver, one)
+            at_work |= {one.ref.name: one for one in checks(driver)}
+        driver.wait(5)
+        at_work |= {one.ref.name: one for one in checks(driver)}
+    assert len(at_work) == MAX_CHECKS_OF_A_LINE
+    driver.state(*slow, adapter("another", namespace="other"))
+    assert [one.ref.name for one in checks(driver)] == ["another"]
 
 
 def test_a_late_answer_counts():

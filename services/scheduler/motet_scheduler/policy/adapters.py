@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
@@ -47,6 +47,11 @@ CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
 MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
 """Per runner, with those that take so long that they hold up no others"""
+MAX_CHECKS_OF_A_LINE = MAX_CHECKS_AT_WORK - CHECKS_AT_ONCE
+"""Of these, for one namespace: however long its checks take, those of others begin."""
+
+Line = tuple[GroupName, str]
+"""A namespace's adapters in a group, which wait for checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,10 @@ class Adapter:
 
     def needs(self, key: RevisionKey) -> bool:
         return key == self.wanted or (self.serving is not None and key == self.serving.key)
+
+    @property
+    def line(self) -> "Line":
+        return self.spec.group, self.spec.ref.namespace
 
     @property
     def newest(self) -> RevisionState:
@@ -243,6 +252,8 @@ class Adapters:
         """The same. An adapter that waits for its time says it each time that orders are given."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
+        self._turns: dict[Line, int] = {}
+        """The last order to check, of those that have something to check"""
         self._to_check: list[Adapter] | None = None
         """Those that may have to be checked, in the order of their names; None if they must be found again. Mostly
         there is none, however many adapters there are."""
@@ -405,47 +416,84 @@ class Adapters:
         return refused
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Ask one runner of the group to fetch and check each new revision. First those that were not asked for the
-        longest time: the orders of some may never be answered."""
+        """Ask one runner of the group to fetch and check each new revision: those of each namespace in turn."""
         self._changes.expire(now)
         if not self._to_check:
             return
         busy = Counter(check.runner[0] for one in self._to_check if one.states and (check := one.check) is not None)
-        at_work = Counter(runner for one in self._to_check if one.states for runner in self._at_work(one, now))
+        of_lines = Counter(
+            (one.line, runner) for one in self._to_check if one.states for runner in self._at_work(one, now)
+        )
+        at_work = Counter[InstanceName]()
+        for (_, instance), checks in of_lines.items():
+            at_work[instance] += checks
 
         def is_able(one: Runner) -> bool:
             return busy[one.instance] < CHECKS_AT_ONCE and at_work[one.instance] < MAX_CHECKS_AT_WORK
 
+        if not any(map(is_able, runners)):
+            return  # mostly, if many wait
+
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
         able: dict[tuple[GroupName, str], list[Runner]] = {}
-        for adapter in sorted(self._to_check, key=attrgetter("asked_at")):
-            wanted = adapter.wanted
-            if adapter.serving is None and able.get((wanted.group, wanted.base)) == []:
-                continue  # mostly, if many wait: all that could check it are busy
-            for key in adapter.to_ask(now):
-                of_base = key.group, key.base
-                if of_base not in able:
-                    able[of_base] = [one for one in runners if self._may_check(one, key) and is_able(one)]
-                runner = _best(able[of_base], adapter.state_of(key), busy) if able[of_base] else None
-                if runner is None:
-                    continue
-                # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
-                is_new = key == adapter.wanted and not adapter.recheck_requested
-                name = adapter.spec.ref.object
-                if is_new and not self._changes.may_change(name, now):
-                    self.order_at(self._changes.next_at(name))
-                    continue
-                busy[runner.instance] += 1
-                at_work[runner.instance] += 1
-                if not is_able(runner):
-                    for some in able.values():
-                        if runner in some:
-                            some.remove(runner)
-                if is_new:
-                    adapter.recheck_requested = True
-                    self._changes.changed(name, now)
-                yield self._ask(adapter, key, runner, now)
-                break
+
+        def next_of(line: Line, own: Iterator[Adapter]) -> EnsureAdapter | None:
+            full = set[tuple[GroupName, str]]()
+            for adapter in own:
+                of_wanted = adapter.wanted.group, adapter.wanted.base
+                if adapter.serving is None and (of_wanted in full or able.get(of_wanted) == []):
+                    continue  # all that could check it are busy
+                for key in adapter.to_ask(now):
+                    of_base = key.group, key.base
+                    if of_base not in able:
+                        able[of_base] = [one for one in runners if self._may_check(one, key) and is_able(one)]
+                    of_line = [one for one in able[of_base] if of_lines[line, one.instance] < MAX_CHECKS_OF_A_LINE]
+                    if not of_line:
+                        full.add(of_base)
+                        continue
+                    runner = _best(of_line, adapter.state_of(key), busy)
+                    if runner is None:
+                        continue
+                    # An adapter that changes all the time would keep a runner busy. Its newest revision is checked
+                    # later.
+                    is_new = key == adapter.wanted and not adapter.recheck_requested
+                    name = adapter.spec.ref.object
+                    if is_new and not self._changes.may_change(name, now):
+                        self.order_at(self._changes.next_at(name))
+                        continue
+                    busy[runner.instance] += 1
+                    at_work[runner.instance] += 1
+                    of_lines[line, runner.instance] += 1
+                    if not is_able(runner):
+                        for some in able.values():
+                            if runner in some:
+                                some.remove(runner)
+                    if is_new:
+                        adapter.recheck_requested = True
+                        self._changes.changed(name, now)
+                    return self._ask(adapter, key, runner, now)
+            return None
+
+        waiting = self._in_turn()
+        while waiting:
+            _, place, line, own = heappop(waiting)
+            if (order := next_of(line, own)) is not None:
+                self._turns[line] = order.order
+                heappush(waiting, (order.order, place, line, own))
+                yield order
+
+    def _in_turn(self) -> list[tuple[int, int, Line, Iterator[Adapter]]]:
+        """Those that may have to be checked, by namespace: a heap, with the one first whose turn was longest ago. Of a
+        namespace, first those that were not asked for the longest time: the orders of some may never be answered."""
+        lines: defaultdict[Line, list[Adapter]] = defaultdict(list)
+        for adapter in sorted(self._to_check or (), key=attrgetter("asked_at")):
+            lines[adapter.spec.group, adapter.spec.ref.namespace].append(adapter)
+        # Who comes, or comes again, goes before none that has waited for a turn: so many that come keep nobody waiting.
+        newest = max((self._turns[line] for line in lines if line in self._turns), default=0)
+        self._turns = {line: self._turns.get(line, newest) for line in lines}
+        waiting = [(self._turns[line], place, line, iter(own)) for place, (line, own) in enumerate(lines.items())]
+        heapify(waiting)
+        return waiting
 
     def _ask(self, adapter: Adapter, key: RevisionKey, runner: Runner, now: float) -> EnsureAdapter:
         order, serving, spec = next(self._orders), adapter.serving, adapter.spec
