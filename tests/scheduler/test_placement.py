@@ -311,6 +311,46 @@ def test_no_request_is_passed_over_for_ever():
     assert [driver.where(f"small{n}") for n in range(4)] == ["r0", "r0", "", ""]
 
 
+def pages(count):
+    """A request that needs this many."""
+    return {"prompt": 1, "max_tokens": count * 16 - 1}
+
+
+def of_two_sizes():
+    """The large runner is full, and the small one has a few pages. Both wait first: one that only the large runner
+    could hold, and one for any of the two."""
+    driver = ready(max_passed_over=2, headroom_one_in=0)
+    driver.attach("large", pages=100)
+    driver.enqueue("on large", **pages(100))
+    driver.attach("small", pages=20)
+    driver.enqueue("on small", **pages(4))
+    driver.enqueue("only on large", **pages(50), tenant="a")
+    return driver
+
+
+def test_nobody_is_passed_where_he_could_not_run():
+    driver = of_two_sizes()
+    for n in range(4):
+        driver.enqueue(f"small{n}", **pages(1), tenant=f"b{n}")
+    assert {driver.where(f"small{n}") for n in range(4)} == {"small"}
+    assert reserved(driver) == {}
+    driver.enqueue("on any", **pages(18), tenant="c")
+    for n in range(4, 6):
+        driver.enqueue(f"small{n}", **pages(1), tenant=f"b{n}")
+    assert reserved(driver) == {"small": "on any"}, "the one before it has not been passed"
+
+
+def test_one_that_few_runners_could_hold_is_passed_there():
+    driver = of_two_sizes()
+    driver.finish("on large")
+    assert driver.where("only on large") == "large"
+    driver.enqueue("only on large, too", **pages(60), tenant="c")
+    for n in range(3):
+        driver.enqueue(f"smaller{n}", **pages(21), tenant=f"d{n}")
+    assert [driver.where(f"smaller{n}") for n in range(3)] == ["large", "large", ""]
+    assert reserved(driver) == {"large": "only on large, too"}
+
+
 def test_many_batch_requests_that_wait_never_go_before_interactive_ones():
     driver = ready(max_passed_over=4)
     driver.attach(max_sequences=1)
@@ -336,11 +376,6 @@ def test_while_a_large_batch_request_waits_for_pages_interactive_ones_are_placed
     driver.enqueue("chat", max_tokens=16, request_class=RequestClass.INTERACTIVE)
     assert driver.where("chat") == "r0"
     assert driver.where("small2") == ""
-
-
-def pages(count):
-    """A request that needs this many."""
-    return {"prompt": 1, "max_tokens": count * 16 - 1}
 
 
 def overdue_request(driver, *, r1=80):

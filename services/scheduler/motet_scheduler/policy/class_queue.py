@@ -12,7 +12,7 @@ from motet_scheduler.policy.expected_order import expected_order
 from motet_scheduler.policy.order import Head, Order, head_of, order_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
-from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.requests import SOME_OF, CapacityId, PageNeed, Request
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
@@ -43,6 +43,8 @@ class ClassQueue:
         self.untried_heads = OrderedHeads()
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
+        self._some_of: dict[str, tuple[str, Collection[CapacityId]]] = {}
+        """Of these, what those wait for that only runners of some capacities could hold: mostly nobody."""
         self.size = 0
         self._max_passed_over = max_passed_over
         self._placements = 0
@@ -142,6 +144,8 @@ class ClassQueue:
         """It was tried, and none of these runners has room for it."""
         self._unfile(request)
         request.waits_for, request.page_needs = runners_of, page_needs
+        if SOME_OF in runners_of:
+            self._some_of[runners_of] = runners_of.split(SOME_OF, maxsplit=1)[0], page_needs.keys()
         self.waiting[runners_of].add(request)
         self._note_head(runners_of, request)
 
@@ -195,13 +199,16 @@ class ClassQueue:
     def _forget_heads(self) -> None:
         self.untried_heads = OrderedHeads()
         self.waiting.clear()
+        self._some_of.clear()
         self._overdue = None
 
     def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
         """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
+        of = (*bases, digest)
+        some_of = [one for one, (runners_of, _) in self._some_of.items() if runners_of in of]
         return [
             request
-            for runners_of in (*bases, digest)
+            for runners_of in (*of, *some_of)
             if runners_of in self.waiting
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
@@ -257,7 +264,15 @@ class ClassQueue:
         if len(waiting) == 1 and ("" in waiting or runner.base.digest in waiting):  # mostly
             return waiting
         own = waiting.keys() & ("", runner.base.digest)
-        return own if len(own) == len(waiting) else own | (waiting.keys() & runner.adapters)
+        if len(own) == len(waiting):
+            return own
+        capacity, some_of = id(runner.capacity), self._some_of.items()
+        of_it = {one for one, (of, some) in some_of if capacity in some and self._is_of(of, runner)}
+        return own | (waiting.keys() & runner.adapters) | of_it
+
+    @staticmethod
+    def _is_of(runners_of: str, runner: Runner) -> bool:
+        return runners_of in ("", runner.base.digest) or runners_of in runner.adapters
 
     def passed(self, runner: Runner, order: Order = LESS_URGENT) -> None:
         """A later request was placed on this runner, where those that wait for it have too little room."""
@@ -349,3 +364,4 @@ class ClassQueue:
         waiting.discard(request)
         if not waiting.heads:
             del self.waiting[runners_of]
+            self._some_of.pop(runners_of, None)

@@ -14,7 +14,7 @@ from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.requests import Placement, Request, those_that_hold
 from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
@@ -147,6 +147,8 @@ class Placer:
             return Outcome.REFUSED
         # Of a replaced revision, those on disk count too, and what waits for an adapter is not tried there.
         runners_of = request.base if limited is None or request.replaced else request.digest
+        if len(needs) < len(state.one_of_each_capacity(request.group)):
+            runners_of = those_that_hold(runners_of, needs)
         if request.waits_for != runners_of:
             queue.wait_for(request, runners_of, needs if not runners else state.page_needs(request))
         if not request.waiting_reason:

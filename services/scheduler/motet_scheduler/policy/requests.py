@@ -30,6 +30,15 @@ PageNeed = tuple[int, int]
 """How many pages a request needs, and how many its adapter takes beside them."""
 
 
+SOME_OF = "|"
+
+
+def those_that_hold(runners_of: str, needs: Mapping[CapacityId, PageNeed]) -> str:
+    """What a request waits for that only some of these runners could hold: those of these capacities. It is passed only
+    there, so nobody else counts who waits for all of them."""
+    return SOME_OF.join((runners_of, *map(str, needs)))
+
+
 @value()
 class Placement:
     """Where a request runs, under which epoch. The incarnation distinguishes a restarted runner from the process
@@ -89,7 +98,8 @@ class Request:
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
-    """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
+    """Whose runners it waits for: the digest of its base model, or of its adapter, and if not all of these could hold
+    it, which (`those_that_hold`). None: it has not been tried."""
     flow: Flow = ("", "", 0)
     """Only as long as it is in the queue."""
     share: Share | None = None
