@@ -331,6 +331,10 @@ class EngineReport:
     kernels: KernelState | None = None
     stopped_by_itself: int = 0
     """How many requests the engine has stopped that the plan has not"""
+    fixed_seconds: float = 0.0
+    """Of an iteration of decodes alone: this, and"""
+    sequence_seconds: float = 0.0
+    """this for each of them. Both 0: too few iterations were seen."""
     batch_cap: BatchCap | None = None
     """None: the pool has no SLO for the time of a token."""
     host_adapters: int = 0

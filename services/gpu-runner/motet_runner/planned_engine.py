@@ -100,6 +100,7 @@ class PlannedEngine:
         sequences, memory, costs = self.planner.sequences, self.planner.memory, self.costs
         charges = {} if memory.ledger.charges_all_whole else memory.charges()
         live = {digest: sequences.live_on(digest) for digest in sequences.live_adapters()}
+        fixed, each = costs.decode_law()
         return EngineReport(
             steps=self.steps,
             pages=memory.ledger.kv_pages,
@@ -124,6 +125,8 @@ class PlannedEngine:
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
             host_adapters=memory.adapters.host.adapters,
             host_adapter_bytes=memory.adapters.host.bytes,
+            fixed_seconds=fixed,
+            sequence_seconds=each,
             batch_cap=self.planner.cap.report() if self.planner.cap is not None else None,
         )
 

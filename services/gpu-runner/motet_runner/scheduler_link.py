@@ -112,6 +112,8 @@ class SchedulerLink:
                 host_bytes_free=report.host_bytes_free,
                 kernels=report.kernels.to_proto() if report.kernels is not None else None,
                 batch_cap=report.batch_cap.to_proto() if report.batch_cap is not None else None,
+                fixed_seconds=report.fixed_seconds,
+                sequence_seconds=report.sequence_seconds,
             )
         )
         self.link.send(up)

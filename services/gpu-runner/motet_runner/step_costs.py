@@ -21,6 +21,9 @@ _MOST_CHANGE = 2.0
 """An iteration changes a cost at most by the factor of this number's square root: a disturbance of one iteration must
 not shrink the next prompts, and wrong figures are corrected within a few iterations."""
 
+MIN_COUNTS, MIN_SPREAD = 4, 2.0
+"""Numbers of decodes that have to be seen for a law, and how many times the least of them the most is, at least."""
+
 _MOST_USEFUL = 4096
 """The least cost of a prompt token is the decodes' time divided by this: no lower figure is needed."""
 
@@ -78,6 +81,21 @@ class StepCosts:
         """Learn from an iteration of decodes and prompt tokens, at least one of each, for which memory sufficed."""
         self._learn_beside(decodes, prompt_tokens, seconds)
         self._learn_prefill(decodes, prompt_tokens, seconds)
+
+    def decode_law(self) -> tuple[float, float]:
+        """The time of an iteration of decodes alone (PU-13): what it takes in any case, and for each of them, by least
+        squares of the relative errors and without a negative part. Zeros: too few numbers of decodes were seen."""
+        known = self._decode_seconds
+        if len(known) < MIN_COUNTS or max(known) < MIN_SPREAD * min(known):
+            return 0.0, 0.0
+        weights = {rows: seconds**-2 for rows, seconds in known.items() if seconds > 0}
+        total = sum(weights.values())
+        mean_rows = sum(weight * rows for rows, weight in weights.items()) / total
+        mean = sum(weight * known[rows] for rows, weight in weights.items()) / total
+        spread = sum(weight * (rows - mean_rows) ** 2 for rows, weight in weights.items())
+        slope = sum(weight * (rows - mean_rows) * (known[rows] - mean) for rows, weight in weights.items()) / spread
+        each = min(max(0.0, slope), mean / mean_rows)
+        return mean - each * mean_rows, each
 
     def cheaper_park(self, sequence: Sequence) -> ParkMethod:
         """Compares two copies of the sequence's pages with computing its tokens again."""

@@ -1512,6 +1512,8 @@ class Report(_message.Message):
     BATCH_CAP_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     RESIDENCY_TOLD_FIELD_NUMBER: _builtins.int
+    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_SECONDS_FIELD_NUMBER: _builtins.int
     RESIDENT_COUNT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
@@ -1531,6 +1533,10 @@ class Report(_message.Message):
     """measured; 0: the runner does not say"""
     residency_told: _builtins.bool
     """`resident` says nothing: the changes come in ResidencyChanged"""
+    fixed_seconds: _builtins.float
+    """of an iteration without prompts, measured: this, and"""
+    sequence_seconds: _builtins.float
+    """this for each sequence. Both 0: the runner does not say"""
     resident_count: _builtins.int
     """how many it has told: a scheduler that knows of more or fewer ends the stream"""
     @_builtins.property
@@ -1568,11 +1574,13 @@ class Report(_message.Message):
         batch_cap: _common_pb2.BatchCap | None = ...,
         prefill_seconds_per_token: _builtins.float = ...,
         residency_told: _builtins.bool = ...,
+        fixed_seconds: _builtins.float = ...,
+        sequence_seconds: _builtins.float = ...,
         resident_count: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "kernels", b"kernels", "resident_count", b"resident_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "residency_told", b"residency_told", "resident", b"resident", "resident_count", b"resident_count", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "fixed_seconds", b"fixed_seconds", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "residency_told", b"residency_told", "resident", b"resident", "resident_count", b"resident_count", "running", b"running", "sequence", b"sequence", "sequence_seconds", b"sequence_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resident_count: _TypeAlias = _typing.Literal["resident_count"]  # noqa: Y015
     _WhichOneofArgType__resident_count: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count"]  # noqa: Y015
