@@ -12,6 +12,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.shares import MAX_LAG, MAX_RESTING, SLACK, Shares
+from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import GROUP, PIRATE, adapter, entry, pool, ready
 from tests.scheduler.load import Ask, Load
@@ -229,7 +230,7 @@ def test_one_request_that_can_not_run_saves_nothing_up():
 
 
 def test_tenants_that_have_gone_leave_nothing():
-    shares = Shares(2.0)
+    shares = Shares(TokenCosts(2.0))
     stays = shares.begin("stays", 1.0)
     for n in range(2 * MAX_RESTING):
         shares.end(shares.begin(f"t{n}", 1.0))

@@ -452,6 +452,9 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 batch_cap=BatchCap.from_proto(it.batch_cap) if it.HasField("batch_cap") else None,
                 step_seconds=known_seconds(it.step_seconds),
                 prompt_token_seconds=known_seconds(it.prefill_seconds_per_token),
+                fixed_seconds=known_seconds(it.fixed_seconds),
+                sequence_seconds=known_seconds(it.sequence_seconds),
+                pending_prompt_tokens=it.pending_prefill_tokens,
             )
         case "declined":
             no = up.declined

@@ -43,6 +43,9 @@ class Reports:
             batch_cap=report.batch_cap,
             step_seconds=report.step_seconds,
             prompt_token_seconds=report.prefill_seconds_per_token,
+            fixed_seconds=report.fixed_seconds,
+            sequence_seconds=report.sequence_seconds,
+            pending_prompt_tokens=report.pending_prefill_tokens,
         )
         to_supervisor = supervisor_events.MemoryReported(
             instance=self._instance,

@@ -16,6 +16,7 @@ from motet_scheduler.policy.requests import SOME_OF, CapacityId, PageNeed, Reque
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
+from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 
 MAX_FLOWS = 32
@@ -38,8 +39,8 @@ def flow_of(request: Request, share: Share) -> Flow:
 class ClassQueue:
     """The requests of one class."""
 
-    def __init__(self, max_passed_over: int, answer_cost: float) -> None:
-        self.shares = Shares(answer_cost)
+    def __init__(self, max_passed_over: int, costs: TokenCosts) -> None:
+        self.shares = Shares(costs)
         self.untried_heads = OrderedHeads()
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""

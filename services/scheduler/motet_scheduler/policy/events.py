@@ -218,6 +218,12 @@ class RunnerReported:
     """Of its last iterations. 0: the runner does not say."""
     prompt_token_seconds: float = 0.0
     """To compute one token of a prompt. 0: the runner does not say."""
+    fixed_seconds: float = 0.0
+    """Of an iteration without prompts: this, and"""
+    sequence_seconds: float = 0.0
+    """this for each sequence. Both 0: the runner does not say."""
+    pending_prompt_tokens: int = 0
+    """Of the prompts that it has, those that are still to be computed."""
 
 
 @dataclass(frozen=True, slots=True)

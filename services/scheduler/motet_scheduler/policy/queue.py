@@ -46,6 +46,7 @@ from motet_scheduler.policy.reserved_runners import leaving_first, left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
+from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import SchedulerConfig
 
 
@@ -68,7 +69,8 @@ Place = Callable[[Request, list[Runner]], Outcome | None]
 class Queue:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self.class_queues = {one: ClassQueue(config.max_passed_over, config.output_token_cost) for one in RequestClass}
+        self.token_costs = TokenCosts(config.output_token_cost)
+        self.class_queues = {one: ClassQueue(config.max_passed_over, self.token_costs) for one in RequestClass}
         self._turns = ClassTurns({RequestClass.STANDARD: config.standard_floor, RequestClass.BATCH: config.batch_floor})
         self.early: RequestClass | None = None
         """The class that is tried before more urgent ones now."""

@@ -15,6 +15,7 @@ from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.step_profile import StepProfile
 from motet_scheduler.policy.values import GroupName
 
 
@@ -101,7 +102,9 @@ class RunnerEvents:
         runner.cached_prefixes, runner.kernels = event.cached_prefixes, event.kernels
         runner.batch_cap = event.batch_cap
         runner.step_seconds, runner.prompt_token_seconds = event.step_seconds, event.prompt_token_seconds
+        runner.profile = StepProfile(event.fixed_seconds, event.sequence_seconds, event.prompt_token_seconds)
         self._publisher.apply_pool(runner)
+        self._state.queue(runner.group).token_costs.look(self._state.runners_of(runner.group), self._state.now)
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)

@@ -12,6 +12,7 @@ from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.refused_digests import RefusedDigests
+from motet_scheduler.policy.step_profile import NO_PROFILE
 from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
@@ -151,6 +152,8 @@ class Runner:
         """As last reported: how many sequences keep its pool's SLO. None: the pool has none."""
         self.step_seconds = self.prompt_token_seconds = 0.0
         """As last reported: of an iteration, and of one token of a prompt."""
+        self.profile = NO_PROFILE
+        """As last reported."""
         self._rank_of = rank_of
         self._pages_by_rank: dict[Digest, int] = {}
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""

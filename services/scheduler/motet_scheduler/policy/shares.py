@@ -2,8 +2,9 @@
 
 A tenant's counter grows when one of its requests is placed, by the cost of the request over the tenant's weight. The
 smallest counter goes first. So tenants that always wait get shares like their weights, however many requests, adapters
-or keys each has. The cost is the prompt and the expected answer. Pages that the runner has in its prefix cache are
-free, and so is what is computed again after a move. A wrong expectation is corrected with the tenant's next charge.
+or keys each has. The cost is the prompt and the expected answer, each token by what it takes (`token_costs.py`).
+Pages that the runner has in its prefix cache are free, and so is what is computed again after a move. A wrong
+expectation is corrected with the tenant's next charge.
 
 A tenant without requests is not active. When it comes back, its counter is no lower than the lowest active one: time
 in which it asked for nothing gives it nothing. One that is active and asks for less than its share falls behind by
@@ -18,6 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from motet.domain import Tenant
+from motet_scheduler.policy.token_costs import TokenCosts
 
 if TYPE_CHECKING:
     from motet_scheduler.policy.requests import Request
@@ -51,16 +53,17 @@ OF_MEAN = 1 / 16
 class Charge:
     """What a tenant was charged for a request."""
 
-    __slots__ = ("answer", "weight")
+    __slots__ = ("answer", "each")
 
-    def __init__(self, answer: float, weight: float) -> None:
+    def __init__(self, answer: float, each: float) -> None:
         self.answer = answer
         """Tokens that were expected."""
-        self.weight = weight
-        """Of the tenant then: a correction by another one would give it more than it was charged."""
+        self.each = each
+        """The cost of a token then, over the weight of the tenant then: a correction by other ones would give it more
+        than it was charged."""
 
 
-CHARGED_BEFORE = Charge(0.0, inf)
+CHARGED_BEFORE = Charge(0.0, 0.0)
 """By a scheduler before, nobody knows how much: nothing is charged or given back."""
 
 
@@ -87,9 +90,8 @@ class Share:
 class Shares:
     """The counters of one group and class."""
 
-    def __init__(self, answer_cost: float) -> None:
-        self._answer_cost = answer_cost
-        """Of a token of an answer; one of a prompt costs 1."""
+    def __init__(self, costs: TokenCosts) -> None:
+        self._costs = costs
         self._shares: dict[Tenant, Share] = {}
         self.resting: OrderedDict[Tenant, Share] = OrderedDict()
         """Of tenants without requests, for as long as they were given more than the active ones."""
@@ -162,16 +164,17 @@ class Shares:
 
     def cost(self, request: "Request") -> float:
         """Of its prompt, if nothing of that is cached, and its expected answer."""
-        return request.own_prompt_tokens + self._answer_cost * self._expected(request)
+        return self._costs.prompt * request.own_prompt_tokens + self._costs.answer * self._expected(request)
 
     def charge(self, request: "Request", share: Share, cached: int) -> float:
         """It is placed, on a runner that has `cached` tokens of its prompt. Returns what its tenant was charged, over
         its weight."""
         expected = self._expected(request)
-        request.charge = Charge(expected, share.weight)
+        costs = self._costs
+        request.charge = Charge(expected, costs.answer / share.weight)
         self._reached = max(self._reached, share.counter)
         prompt = max(0, request.prompt_tokens - cached)
-        due = (prompt + self._answer_cost * expected) / share.weight + share.owed
+        due = (costs.prompt * prompt + costs.answer * expected) / share.weight + share.owed
         share.owed = min(0.0, due)
         share.counter = max(share.counter, self._reached - MAX_LAG / share.weight) + max(0.0, due)
         return max(0.0, due)
@@ -190,7 +193,7 @@ class Shares:
     def settle(self, request: "Request", share: Share) -> None:
         """It has ended, and all that was computed of its answer is known."""
         if (charge := request.charge) is not None:
-            more = self._answer_cost * (request.delivered - charge.answer) / charge.weight
+            more = charge.each * (request.delivered - charge.answer)
             share.owed = max(share.owed + more, -MAX_LAG / share.weight)
             self._mean += OF_MEAN * (request.delivered - self._mean)
 

@@ -274,7 +274,8 @@ class SchedulerConfig:
     """How many tenants' oldest requests are looked at, per class, of those that wait for the same and whose pages are
     free."""
     output_token_cost: float = 2.0
-    """Of a token of an answer in the shares of tenants; one of a prompt costs 1."""
+    """Of a token of an answer in the shares of tenants, where one of a prompt costs 1, as long as no runner of the
+    group has measured it."""
     standard_floor: float = 0.1
     """The part of all placements that class Standard gets at least while it waits."""
     batch_floor: float = 0.03
