@@ -1,5 +1,6 @@
 """A runner that is reserved for an overdue request which lacks an adapter slot alone still works for others."""
 
+from itertools import repeat
 from random import Random
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from motet.domain import BASE, Digest, RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects
-from tests.scheduler.builders import PIRATE, POET, adapter, ready, reserved
+from motet_scheduler.policy.values import Estimate
+from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready, reserved
+from tests.scheduler.load import Ask, Load
 
 BARD = Digest("sha256:" + "c" * 64)
 NAMES = {BASE: "", PIRATE: "default/pirate", POET: "default/poet", BARD: "default/bard"}
@@ -181,3 +184,77 @@ def test_however_many_others_come_the_overdue_one_has_a_place_when_each_that_run
         if driver.where("overdue"):
             return
     raise AssertionError("it waits for ever")
+
+
+# ----------------------------------------------------------------------------------------- who pays for idle pages
+
+
+def counter_of(driver, tenant):
+    shares = driver.scheduler.queues[GROUP].class_queues[RequestClass.STANDARD].shares
+    share = shares.of(tenant) or shares.resting[tenant]
+    return share.counter + share.owed
+
+
+def reserved_with_idle_pages(*, others_wait=True, step_seconds=0.5):
+    """25 pages of r0 are kept, as many as a request there has in the mean."""
+    driver = ready(max_passed_over=1, headroom_one_in=0)
+    driver.attach(pages=100, max_sequences=10)
+    driver.report(step_seconds=step_seconds)
+    driver.enqueue("runs", tenant="large", prompt=1, max_tokens=16 * 5 - 1)
+    ask(driver, "long", pages=60)
+    assert ask(driver, "large", pages=80, estimate=Estimate(q50=100)) == ""
+    assert ask(driver, "small", pages=10) == "r0"
+    assert reserved(driver) == {"r0": "large"}
+    if others_wait:
+        assert ask(driver, "waits", pages=10) == ""
+    driver.clock.advance(5.0)
+    return driver
+
+
+BEFORE = 1 + 2 * 79
+"""What its tenant has paid for the one that runs."""
+IDLE = 2 * 5.0 / 0.5
+"""The cost of the pages of one in five seconds."""
+
+
+def test_who_has_a_runner_reserved_pays_for_what_is_idle_meanwhile():
+    driver = reserved_with_idle_pages()
+    driver.finish("small")
+    assert counter_of(driver, "large") == BEFORE + IDLE
+    driver.finish("long")
+    assert driver.where("large") == "r0"
+    paid = counter_of(driver, "large")
+    assert paid == BEFORE + IDLE + 1 + 2 * 100
+    driver.clock.advance(5.0)
+    driver.finish("runs")
+    assert counter_of(driver, "large") == paid - 2 * 79, "it runs, and keeps nothing idle"
+
+
+def test_who_gives_up_before_it_has_a_place_pays_too():
+    driver = reserved_with_idle_pages()
+    driver.cancel("large")
+    assert counter_of(driver, "large") == BEFORE + IDLE
+
+
+@pytest.mark.parametrize("why", [{"others_wait": False}, {"step_seconds": 0.0}])
+def test_what_nobody_else_waits_for_is_free_and_where_nobody_knows_how_long_a_token_takes(why):
+    driver = reserved_with_idle_pages(**why)
+    driver.cancel("large")
+    assert counter_of(driver, "large") == BEFORE
+
+
+def test_requests_as_large_as_a_runner_take_no_more_than_a_share():
+    """Each of them empties the runner first."""
+    alone, beside = (
+        Load(pages=100, max_sequences=16, config={"max_passed_over": 2, "headroom_one_in": 0}) for _ in range(2)
+    )
+    for load in (alone, beside):
+        for runner in load.driver.scheduler.runners.values():
+            runner.step_seconds = 1.0
+        for tenant in "ab":
+            load.tenant(tenant, lambda: repeat(Ask(answer=40)))
+    beside.tenant("cheats", lambda: repeat(Ask(answer=1, max_tokens=1600 - 16)))
+    for load in (alone, beside):
+        load.run(20_000)
+    assert beside.placed["cheats"] > 10
+    assert beside.spent["a"] > 0.6 * alone.spent["a"]

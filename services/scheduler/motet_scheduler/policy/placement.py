@@ -92,6 +92,7 @@ class Placer:
                     reserved[runner] = request
                     break
         queue.reserve(overdue, reserved)
+        queue.look_at_idle_pages(self._state.now)
 
     def _nearest(self, request: Request, queue: Queue, taken: Collection[Runner]) -> Runner | None:
         """The runner where an overdue request lacks least. In the next scan that may be another one."""
@@ -124,6 +125,7 @@ class Placer:
             if self._cannot_be_loaded(request, found.runner):
                 queue.note_replaced(request)
                 return Outcome.REPLACED
+            queue.look_at_idle_pages(state.now)
             queue.remove_placed(request, found.runner, near=found.runner.instance == near)
             queue.departures.note(state.now)
             self.assign(request, found.runner, found.promise)

@@ -42,7 +42,7 @@ from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.limit_changes import LimitChanges
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
-from motet_scheduler.policy.reserved_runners import leaving_first, left_on
+from motet_scheduler.policy.reserved_runners import IdlePages, leaving_first, left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
@@ -100,6 +100,7 @@ class Queue:
         """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
+        self._idle = IdlePages(config, self.token_costs)
         self._leaving: dict[Runner, Digest | None] = {}
         """`leaving_first` of each reserved one, by which others were tried there last."""
         self._considered: dict[str, Request] | None = None
@@ -289,6 +290,10 @@ class Queue:
         for runner in dict.fromkeys((*before, *reserved)) if reserved != before else ():
             if reserved.get(runner) is not before.get(runner):
                 self.retry_on(runner)  # what it has kept for others may be enough for the one that it is reserved for
+
+    def look_at_idle_pages(self, now: float) -> None:
+        """Before what they are reserved for leaves, and after other runners may have been reserved."""
+        self._idle.look(self.reserved, now, others_wait=self._size > 1)
 
     def reserved_from(self, request: Request) -> Collection[Runner]:
         """The runners that this request has to leave to overdue ones."""

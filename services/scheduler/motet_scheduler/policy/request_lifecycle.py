@@ -120,6 +120,7 @@ class RequestLifecycle:
             self._state.quotas.leave(request)
         else:
             queue = self._state.queues[request.group]
+            queue.look_at_idle_pages(self._state.now)
             queue.remove(request)
             queue.departures.note(self._state.now)
 

@@ -5,14 +5,20 @@ until one is free: what it needs of them is kept, and the rest is for those that
 or an adapter that runs there. But those for one of these adapters wait, the one that the fewest use: its slot is the
 next to come free. No other of its requests comes meanwhile, so fewer and fewer of the least used one are left, however
 often another one becomes that.
+
+The tenant that it serves pays for the pages that are idle meanwhile, if others wait: as if requests of the mean size of
+those that run there had them, each with a token of an answer in each iteration. Else a tenant that always has requests
+as large as a runner would take most of it, and pay for nothing but their tokens.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from motet.domain import BASE, Digest
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import SchedulerConfig
 
 
@@ -47,3 +53,38 @@ def left_on(runner: Runner, overdue: Request, config: SchedulerConfig) -> Left |
     need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
     pages = runner.free_for(overdue.digest) - need.room
     return Left(pages, runner.least_used_adapter) if pages > 0 else None
+
+
+class IdlePages:
+    """Those that reserved runners keep, and what they have cost."""
+
+    def __init__(self, config: SchedulerConfig, costs: TokenCosts) -> None:
+        self._config = config
+        self._costs = costs
+        self._since = 0.0
+        self._kept: dict[Runner, tuple[Request, float]] = {}
+        """For which request each of these has kept pages since then, and the tokens of answers that others would have
+        had there in a second."""
+
+    def look(self, reserved: Mapping[Runner, Request], now: float, *, others_wait: bool) -> None:
+        """What was kept until now is paid for, with the next charge. Then `reserved` keep what is idle there."""
+        if not reserved and not self._kept:  # mostly
+            return
+        for request, tokens in self._kept.values():
+            # One that had a place before waits through no fault of its tenant.
+            if request.waiting and request.share is not None and request.charge is None:
+                request.share.owed += self._costs.answer * tokens * (now - self._since) / request.share.weight
+        self._since, config = now, self._config
+        kept = reserved.items() if others_wait else ()
+        self._kept = {runner: (overdue, _tokens_per_second(runner, overdue, config)) for runner, overdue in kept}
+
+
+def _tokens_per_second(runner: Runner, overdue: Request, config: SchedulerConfig) -> float:
+    """Of the pages that are kept for it. 0: the runner does not say how long an iteration takes."""
+    if not runner.step_seconds:
+        return 0.0
+    need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest)).room
+    sequences = runner.sequences
+    mean = runner.ledger.total / sequences if sequences else need
+    idle = max(0, min(need, runner.free_for(overdue.digest))) / max(1.0, mean)
+    return min(idle, runner.max_sequences - sequences) / runner.step_seconds
