@@ -295,6 +295,10 @@ class Runner:
         self._awaited.add(digest)
         self._note_adapter(digest)
 
+    def is_loading(self, digest: Digest) -> bool:
+        """Whether it is on its way to it, from whichever source."""
+        return digest in self._loading
+
     def load_is_awaited(self, digest: Digest, adapter: AdapterRef, now: float, patience: float) -> bool:
         """Whether a load was ordered not long ago from this adapter's own source. Another one's may fail where this one
         does not."""

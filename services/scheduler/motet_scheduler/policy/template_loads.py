@@ -15,6 +15,8 @@ TEMPLATES_AT_ONCE = 4
 """Per runner: loads for the sake of a chat template alone. Others are chosen in the order of requests."""
 MAX_TEMPLATES_DECIDED = 64
 """With one event: adapters whose chat template gateways wait for"""
+MAX_ADAPTERS_TRIED = 16
+"""With one event, of those with the same bytes"""
 
 
 class TemplateLoads:
@@ -62,13 +64,8 @@ class TemplateLoads:
         self._adapters.order_at(wish.due)
 
     def _loads(self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float) -> bool:
-        """Whether a runner loads it now"""
-        adapter, patience = self._adapter_of((wish.group, wish.digest)), self._policy.load_retry
-        wish.loading = ()
-        if adapter is not None and (serving := self._adapters.usable(adapter)) is not None:
-            ref = adapter.spec.ref
-            able = (one for one in runners if one.serves(serving.key.base))
-            wish.loading = tuple(one.instance for one in able if one.load_is_awaited(wish.digest, ref, now, patience))
+        """Whether a runner loads it now, for whichever adapter"""
+        wish.loading = tuple(one.instance for one in runners if one.is_loading(wish.digest))
         if wish.loading:
             coming.update(wish.loading)
             wish.since = now
@@ -77,18 +74,32 @@ class TemplateLoads:
     def _order(
         self, wish: TemplateWish, runners: Collection[Runner], coming: Counter[InstanceName], now: float
     ) -> EnsureAdapter | None:
-        """A runner that holds the adapter may have no template of it: one of an earlier version, say, or one whose disk
-        has lost it. Gateways have asked there, so after a while another runner gets it."""
-        digest, patience = wish.digest, self._policy.load_retry
+        """Several adapters may have the same bytes, and the source of one may be gone. So each has its turn."""
         if self._loads(wish, runners, coming, now):
             return None
-        adapter = self._adapter_of((wish.group, digest))
-        if adapter is None or (serving := self._adapters.usable(adapter)) is None:
+        adapters = self._adapters_of((wish.group, wish.digest))
+        for _ in adapters[:MAX_ADAPTERS_TRIED]:
+            wish.turn = (wish.turn + 1) % len(adapters)
+            if (order := self._order_of(adapters[wish.turn], wish, runners, coming, now)) is not None:
+                return order
+        return None
+
+    def _order_of(
+        self,
+        adapter: Adapter,
+        wish: TemplateWish,
+        runners: Iterable[Runner],
+        coming: Counter[InstanceName],
+        now: float,
+    ) -> EnsureAdapter | None:
+        """A runner that holds the adapter may have no template of it: one of an earlier version, say, or one whose disk
+        has lost it. Gateways have asked there, so after a while another runner gets it."""
+        digest, ref, serving = wish.digest, adapter.spec.ref, self._adapters.usable(adapter)
+        if serving is None:
             return None
-        ref = adapter.spec.ref
         able = [one for one in runners if one.serves(serving.key.base)]
         lacking = [one for one in able if digest not in one.resident]
-        if len(lacking) < len(able) and now < wish.since + patience:
+        if len(lacking) < len(able) and now < wish.since + self._policy.load_retry:
             return None
         free = [
             one
@@ -103,13 +114,13 @@ class TemplateLoads:
         wish.since, wish.tried_at, wish.loading = now, now, (runner.instance,)
         return self._adapters.load(runner, digest, source, now)
 
-    def _adapter_of(self, wanted: Wanted) -> Adapter | None:
+    def _adapters_of(self, wanted: Wanted) -> list[Adapter]:
         group, digest = wanted
-        return next((one for one in self._adapters.that_serve(digest) if one.spec.group == group), None)
+        return [one for one in self._adapters.that_serve(digest) if one.spec.group == group]
 
     def _namespace_of(self, wanted: Wanted) -> str:
-        adapter = self._adapter_of(wanted)
-        return adapter.spec.ref.namespace if adapter is not None else ""
+        adapters = self._adapters_of(wanted)
+        return adapters[0].spec.ref.namespace if adapters else ""
 
 
 def _with_place(runners: Iterable[Runner], coming: Mapping[InstanceName, int]) -> list[Runner]:

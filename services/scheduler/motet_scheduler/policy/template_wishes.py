@@ -26,6 +26,8 @@ class TemplateWish:
     """Of an adapter that serves it"""
     tried_at: float = -math.inf
     """When a runner was ordered to load it last"""
+    turn: int = -1
+    """Of the adapters with these bytes, whose source was tried last"""
     gateways: set[str] = field(default_factory=set)
 
 
