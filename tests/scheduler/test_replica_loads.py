@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import InstanceName
+from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events, replica_loads
 from motet_scheduler.policy.replica_demand import ReplicaDemand, wanted_replicas
@@ -153,6 +153,38 @@ def test_a_runner_that_leaves_is_no_replica() -> None:
 def test_there_are_bounds(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_loads, bound, 0)
     assert warm(FITS + 1).look() == []
+
+
+def test_a_group_has_the_bound_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_loads, "MAX_WANTED", 1)
+    driver = warm(FITS + 1, runners=4)
+    for number in range(2):
+        driver.attach(f"x{number}", pages=1000, max_sequences=PLACES, adapter_slots=4, group="default/other")
+    third = Digest("sha256:" + "c" * 64)
+    driver.state(adapter(), adapter("poet"), adapter("third", group="default/other"))
+    driver.certify("poet", POET, instance=next(instance for instance, ref, _ in driver.orders if ref.name == "poet"))
+    driver.certify("third", third, instance="x0")
+    driver.ask(FITS + 1, digest=POET, adapter="default/poet")
+    driver.ask(FITS + 1, digest=third, adapter="default/third", group="default/other")
+    driver.look()
+    assert sorted(one.ref.name for one in driver.of(effects.EnsureAdapter)) == ["pirate", "third"]
+
+
+def test_whose_source_is_gone_holds_up_no_other_adapter_with_the_same_bytes() -> None:
+    driver = Driver(5)
+    driver.state(adapter("gone"), adapter())
+    driver.certify("gone", instance=next(instance for instance, ref, _ in driver.orders if ref.name == "gone"))
+    driver.ask(FITS + 1)
+    driver.hold(driver.where("q0"))
+    asked = []
+    for _ in range(3):
+        (instance,) = driver.look()
+        (order,) = driver.of(effects.EnsureAdapter)
+        asked.append(order.ref.name)
+        failure = Failure("adapter_fetch_failed", "its source is gone", retry_after=60.0)
+        failed = {"stage": AdapterStage.NONE, "certificate": None, "ordered_stage": AdapterStage.DEVICE}
+        driver.certify(order.ref.name, instance=instance, **failed, failure=failure)
+    assert asked == ["pirate", "gone", "pirate"]
 
 
 def test_each_group_loads_from_the_source_of_its_own_adapter() -> None:

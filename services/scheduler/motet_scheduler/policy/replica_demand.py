@@ -11,11 +11,13 @@ def wanted_replicas(requests: int, fits: int, *, maximum: int) -> int:
 class ReplicaDemand:
     """Of one adapter."""
 
-    __slots__ = ("_falls_at", "_hold", "_since", "wanted")
+    __slots__ = ("_falls_at", "_hold", "_since", "turn", "wanted")
 
     def __init__(self, hold: float) -> None:
         """`hold`: seconds for which fewer must have been enough."""
         self.wanted = 0
+        self.turn = -1
+        """Of the adapters with these bytes, whose source was tried last."""
         self._hold = hold
         self._falls_at = 0.0
         self._since = 0

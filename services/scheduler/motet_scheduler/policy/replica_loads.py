@@ -26,6 +26,9 @@ MAX_ORDERED = 8
 MAX_WANTED = 64
 """Adapters of a group that are wanted on several runners."""
 
+MAX_ADAPTERS_TRIED = 16
+"""At one look, of those with the same bytes."""
+
 HOLDS_FOR = 4.0
 """In times of `growth_window`: until as many replicas are wanted as were needed since."""
 
@@ -34,7 +37,7 @@ class ReplicaLoads:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._next_at = state.now
-        self._demand: dict[tuple[GroupName, Digest], ReplicaDemand] = {}
+        self._demand: dict[GroupName, dict[Digest, ReplicaDemand]] = {}
         """Of those that are wanted on more than one runner."""
 
     def next_due(self) -> float:
@@ -45,44 +48,46 @@ class ReplicaLoads:
         if not state.may_place or state.now < self._next_at:
             return
         self._next_at = state.now + state.config.capacity_every
+        before, self._demand = self._demand, {}
         for group in list(state.by_group):
-            self._look(group)
-        for gone in [key for key in self._demand if key[0] not in state.by_group]:
-            del self._demand[gone]
+            if demand := self._look(group, before.get(group, {})):
+                self._demand[group] = demand
 
-    def _look(self, group: GroupName) -> None:
-        runners = self._state.runners_of(group)
-        fits, ordered = size_of(runners), 0
-        before = [digest for of, digest in self._demand if of == group]
-        many = [digest for digest, uses in self._state.adapter_uses.items() if uses > fits] if len(runners) > 1 else []
+    def _look(self, group: GroupName, before: dict[Digest, ReplicaDemand]) -> dict[Digest, ReplicaDemand]:
+        """`before`: what was wanted on more than one runner at the last look. → what is now"""
+        state, runners = self._state, self._state.runners_of(group)
+        fits, ordered, now = size_of(runners), 0, {}
+        many = [digest for digest, uses in state.adapter_uses.items() if uses > fits] if len(runners) > 1 else []
         for digest in dict.fromkeys((*before, *many)):
-            wanted = self._wanted(group, digest, fits)
-            having = [one for one in self._state.limits.having(digest) if one.group == group and one.takes_work]
+            if len(now) == MAX_WANTED:
+                break
+            demand = before.get(digest) or ReplicaDemand(HOLDS_FOR * state.config.growth_window)
+            if (wanted := demand.note(self._needed(group, digest, fits), state.now)) <= 1:
+                continue
+            now[digest] = demand
+            having = [one for one in state.limits.having(digest) if one.group == group and one.takes_work]
             if len(having) < wanted and ordered < MAX_ORDERED:
-                ordered += self._load(group, digest, runners)
+                ordered += self._load(group, digest, runners, demand)
+        return now
 
-    def _wanted(self, group: GroupName, digest: Digest, fits: int) -> int:
-        state, key = self._state, (group, digest)
+    def _needed(self, group: GroupName, digest: Digest, fits: int) -> int:
+        state = self._state
         running = sum(one.using(digest) for one in state.limits.having(digest) if one.group == group)
         waiting = state.queue(group).adapters[digest]
         requests = min(running + waiting, state.adapter_uses[digest])  # a runner may invent some
         specs = [one.spec for one in state.adapters.that_serve(digest) if one.spec.group == group]
-        demand = self._demand.get(key)
-        if demand is None:
-            if len(self._demand) >= MAX_WANTED * len(state.by_group):
-                return 0
-            demand = self._demand[key] = ReplicaDemand(HOLDS_FOR * state.config.growth_window)
         most = max((one.max_replicas or len(state.runners_of(group)) for one in specs), default=1)
-        wanted = demand.note(wanted_replicas(requests, fits, maximum=most), state.now)
-        if wanted <= 1:
-            del self._demand[key]
-        return wanted
+        return wanted_replicas(requests, fits, maximum=most)
 
-    def _load(self, group: GroupName, digest: Digest, runners: Iterable[Runner]) -> bool:
-        """On one more runner. False: on none."""
+    def _load(self, group: GroupName, digest: Digest, runners: Iterable[Runner], demand: ReplicaDemand) -> bool:
+        """On one more runner. False: on none. Several adapters may have the same bytes, and the source of one may be
+        gone, so each has its turn."""
         state = self._state
-        for adapter in state.adapters.that_serve(digest):
-            runner = self._runner_for(adapter, digest, runners) if adapter.spec.group == group else None
+        adapters = [one for one in state.adapters.that_serve(digest) if one.spec.group == group]
+        for _ in adapters[:MAX_ADAPTERS_TRIED]:
+            demand.turn = (demand.turn + 1) % len(adapters)
+            adapter = adapters[demand.turn]
+            runner = self._runner_for(adapter, digest, runners)
             source = state.adapters.source_of(digest, str(adapter.spec.ref.object))
             if runner is not None and source is not None:
                 state.emit(state.adapters.load(runner, digest, source, state.now))
