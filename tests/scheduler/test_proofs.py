@@ -165,6 +165,17 @@ def test_two_versions_of_one_adapter_do_not_make_a_runner_a_suspect():
     assert OTHERS_FAIL_TOO not in f"{said.failure} {said.certificate}"
 
 
+def test_two_names_of_the_same_bytes_do_not_make_a_runner_a_suspect():
+    driver = stack("r0", "r1")
+    driver.state(adapter(), adapter("copy"))
+    for asked in checks(driver):
+        driver.certify(asked.ref.name, instance=asked.instance)
+    news(driver, "r0")
+    said = status(driver)
+    assert said.certificate.warnings
+    assert OTHERS_FAIL_TOO not in f"{said.certificate}"
+
+
 def test_what_all_runners_refuse_has_failed_and_each_is_asked_once():
     driver = stack("r0", "r1")
     driver.state(adapter())

@@ -559,7 +559,7 @@ class Adapters:
             adapter.put(key, state.unproved(check.runner))
             self._to_check = None
         elif is_refusal(event.failure, serves=state.serves):
-            self._refused(adapter, key, event.failure, check.runner, runners)
+            self._refused(adapter, key, event.failure, check.runner, runners, digest=event.digest)
         else:
             adapter.put(key, state.failed(check.runner, event.failure, now))
         self._nobody_left(adapter, runners)
@@ -589,7 +589,14 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------- proofs
 
     def _refused(
-        self, adapter: Adapter, key: RevisionKey, failure: Failure, start: Start, runners: Iterable[Runner]
+        self,
+        adapter: Adapter,
+        key: RevisionKey,
+        failure: Failure,
+        start: Start,
+        runners: Iterable[Runner],
+        *,
+        digest: Digest,
     ) -> None:
         """What a runner computes with this revision is wrong. Either may be the cause."""
         name, serving = adapter.spec.ref.object, adapter.serving
@@ -598,7 +605,7 @@ class Adapters:
             for runner in runners:
                 if start_of(runner) == start:
                     self._may_not_serve(runner, serving.digest, str(name), failure)
-        if is_wrong(failure) and self._suspects.proof_failed(start, str(name)):
+        if is_wrong(failure) and self._suspects.proof_failed(start, str(name), digest):
             self._tell_of_refusals_by(start)
 
     def _put_refusal(self, adapter: Adapter, key: RevisionKey, start: Start, failure: Failure) -> None:
@@ -717,7 +724,7 @@ class Adapters:
         start, new = start_of(runner), self._may_not_serve(runner, digest, adapter, failure)
         for one, key in self._that_it_serves(runner, digest):
             if new and not runner.may_serve(digest, str(one.spec.ref.object)):
-                self._refused(one, key, failure, start, runners)
+                self._refused(one, key, failure, start, runners, digest=digest)
         self._withdraw_all(digest, runners, some_may_return=some_may_return)
 
     def proved(self, runner: Runner, event: AdapterStateChanged) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from motet.domain import InstanceName
+from motet.domain import BASE, Digest, InstanceName
 from motet.runner_info import Failure
 from motet_scheduler.policy.revision_state import Start
 
@@ -15,14 +15,15 @@ OTHERS_FAIL_TOO = (
 
 class Suspects:
     def __init__(self) -> None:
-        self._first: dict[Start, str] = {}
-        """The adapter whose proof has failed on a runner since it last certified one"""
+        self._first: dict[Start, tuple[str, Digest]] = {}
+        """The adapter whose proof has failed on a runner since it last certified one, and its bytes"""
         self._several: set[Start] = set()
         """Those on which the proofs of others have failed, too"""
 
-    def proof_failed(self, start: Start, adapter: str) -> bool:
-        """→ True if the runner is a suspect from now on"""
-        if start in self._several or self._first.setdefault(start, adapter) == adapter:
+    def proof_failed(self, start: Start, adapter: str, digest: Digest) -> bool:
+        """`digest`: of its bytes, if they are known. → True if the runner is a suspect from now on"""
+        name, bytes_ = self._first.setdefault(start, (adapter, digest))
+        if start in self._several or name == adapter or (digest != BASE and bytes_ == digest):
             return False
         self._several.add(start)
         return True
