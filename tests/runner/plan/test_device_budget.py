@@ -307,3 +307,24 @@ def test_a_place_that_is_empty_is_the_one_that_a_look_at_all_runs_finds(monkeypa
     assert grants[0] == grants[1]
     assert any(one is not None and one.moved for one in grants[0])
     assert sum(one is not None and not one.moved for one in grants[0]) > 100
+
+
+def test_a_large_adapter_looks_for_a_place_once_however_many_small_ones_leave_for_it(monkeypatch) -> None:
+    """With a look for each that leaves, 4,000 small ones held up an iteration for half a second."""
+    looks: list[int] = []
+    arrange = DeviceBudget._arrange  # noqa: SLF001
+
+    def counted(budget: DeviceBudget, count: int, evicted: Sequence[Digest], **more) -> object:
+        looks.append(len(evicted))
+        return arrange(budget, count, evicted, **more)
+
+    monkeypatch.setattr(DeviceBudget, "_arrange", counted)
+    device = Device(30)
+    for number in range(20):
+        device.load(Digest(f"small {number}"), 1)
+    device.take(5)
+    looks.clear()
+    grant = device.load(A, 22)
+    assert len(grant.evicted) == 17
+    assert looks == [17]
+    device.check()

@@ -16,6 +16,7 @@ Pure: it computes numbers, and effects that the engine carries out in order befo
 from collections import OrderedDict
 from collections.abc import Callable, Collection, ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -153,7 +154,7 @@ class DeviceBudget:
         assert count > 0, count
         idle = self._idle(is_live) if evict else []
         over = max(0, len(self._runs) + 1 - self.max_adapters)
-        for number in range(over, len(idle) + 1):
+        for number in range(max(over, self._fewest(idle, count)), len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=evict)
             if arrangement is not None:
                 return self._make(arrangement, tuple(idle[:number]), adapter=adapter)
@@ -172,7 +173,7 @@ class DeviceBudget:
             self.pages.take_these(after)
             return Grant(PageRun(pages[0], count), (), {}, ())
         idle = self._idle(is_live)
-        for number in range(len(idle) + 1):
+        for number in range(self._fewest(idle, count - len(pages)), len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=True, kv=pages)
             if arrangement is not None:
                 return self._make(arrangement, tuple(idle[:number]), kv=pages)
@@ -201,6 +202,11 @@ class DeviceBudget:
     def _idle(self, is_live: IsLive) -> list[Digest]:
         """In the order of eviction"""
         return sorted((one for one in self._runs if not is_live(one)), key=self._rank)
+
+    def _fewest(self, idle: Sequence[Digest], count: int) -> int:
+        """How many of these leave at least for `count` pages: to look for a place with fewer would be in vain."""
+        free = accumulate((self._runs[one].length for one in idle), initial=self.pages.free)
+        return sum(pages < count for pages in free)
 
     def _rank(self, adapter: Digest) -> tuple[bool, bool, float]:
         saved = self.frequency.of(adapter) * self._load_cost(adapter)
