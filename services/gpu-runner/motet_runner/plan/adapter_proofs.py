@@ -10,7 +10,7 @@ One proof goes on at a time. An attempt ends without a result when the adapter l
 serve, or when a sequence waits for another proof. The order stays, and a later attempt begins anew.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,7 +125,7 @@ class AdapterProofs:
     def __bool__(self) -> bool:
         return bool(self._orders)
 
-    def first_outside(self, resident: Collection[Digest]) -> Digest | None:
+    def first_outside(self, resident: Container[Digest]) -> Digest | None:
         """The one that waits for a place on the device for the longest time"""
         return next((one for one in self._orders if one not in resident), None)
 
@@ -136,7 +136,7 @@ class AdapterProofs:
         """The one that counts as if a sequence waited for it"""
         return self._turn
 
-    def another_plan(self, resident: Collection[Digest]) -> Digest | None:
+    def another_plan(self, resident: Container[Digest]) -> Digest | None:
         """→ the adapter whose turn begins: not one that lies or loads in pages that were promised to others"""
         self._plans += 1
         if not self._orders or self._turn is not None:

@@ -113,6 +113,12 @@ class DeviceBudget:
         """In the same order."""
         return self._runs.items()
 
+    def __contains__(self, adapter: Digest) -> bool:
+        return adapter in self._runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
     def run_of(self, adapter: Digest) -> PageRun:
         return self._runs[adapter]
 

@@ -144,7 +144,7 @@ class ResidentAdapters:
 
     def pages_to_take(self, digest: Digest) -> int:
         """How many pages the adapter does not have yet."""
-        return 0 if digest in self._budget.adapters else self.pages_of(digest)
+        return 0 if digest in self._budget else self.pages_of(digest)
 
     @property
     def busy(self) -> bool:
@@ -239,7 +239,7 @@ class ResidentAdapters:
                 self._table.events.append(ProofEnded(proof.number, digest, too_large))
             return
         self._answer(self.proofs.register(digest, proof, new=new))
-        if pinned or self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
+        if pinned or self._is_live(digest) or len(self._budget) < self._budget.max_adapters:
             self.want(digest)
 
     def used(self, digest: Digest) -> None:
@@ -250,7 +250,7 @@ class ResidentAdapters:
 
     def want(self, digest: Digest) -> None:
         """The adapter will load, once it is known and can get its pages."""
-        if digest in self._known and digest not in self._budget.adapters:
+        if digest in self._known and digest not in self._budget:
             self._wanted[digest] = None
 
     def drop(self, digest: Digest) -> None:
@@ -265,7 +265,7 @@ class ResidentAdapters:
         for digest in [one for one in self._dropped if self._forgettable(one)]:
             self._dropped.pop(digest, None)
             self._wanted.pop(digest, None)
-            if digest in self._budget.adapters:
+            if digest in self._budget:
                 effects += self._budget.release(digest)
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
@@ -276,13 +276,13 @@ class ResidentAdapters:
         return tuple(effects)
 
     def another_plan(self) -> None:
-        if (turn := self.proofs.another_plan(self._budget.adapters if self.proofs else ())) is not None:
+        if (turn := self.proofs.another_plan(self._budget)) is not None:
             self.want(turn)
 
     def leave(self, digest: Digest) -> tuple[Effect, ...]:
         """The adapter leaves the device, because no sequence may use it any more."""
         self._wanted.pop(digest, None)
-        if digest not in self._budget.adapters:
+        if digest not in self._budget:
             return ()
         effects = self._budget.release(digest)
         self._gone(digest)
@@ -309,7 +309,7 @@ class ResidentAdapters:
         if self._loads_are_full:
             return None
         alone = self._proves_beside_nobody
-        if alone and (first := self.proofs.first_outside(self._budget.adapters)) is not None:
+        if alone and (first := self.proofs.first_outside(self._budget)) is not None:
             self.want(first)
         turn, wanted = self.proofs.turn, list(self._wanted)
         if self.proofs:
