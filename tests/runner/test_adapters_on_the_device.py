@@ -123,6 +123,23 @@ def test_an_adapter_checked_against_another_model_is_not_copied(llama: Path, ada
     assert [event.digest for event in run(engine).of(AdapterFailed)] == [A]
 
 
+@pytest.mark.parametrize("field", ["dtype", "module"])
+def test_a_layout_that_makes_no_sense_fails_the_adapter_and_not_the_engine(
+    llama: Path, adapters: list[Path], field: str
+) -> None:
+    """The process that checks has parsed what a tenant has written, so it may say anything."""
+    engine = make_engine(llama)
+    layout = certify(adapters[0], engine.info).layout
+    first, *others = layout.linears
+    assert first.a is not None
+    wrong = first._replace(a=first.a._replace(dtype="F8")) if field == "dtype" else first._replace(module=["a list"])
+    engine.load_adapter(A, AdapterLayout.of(layout.file, layout.stamp, layout.rank, [wrong, *others]))
+    ran = run(engine, ask("tuned", adapter=A), ask("base"))
+    assert ran.last["tuned"].finish is Finish.FAILED
+    assert [event.digest for event in ran.of(AdapterFailed)] == [A]
+    assert len(ran.tokens["base"]) == 40
+
+
 def cut(weights: Path) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 

@@ -172,7 +172,7 @@ class AdapterLoads:
             began = self.clock()
             try:
                 complete = self._has_arrived(loading, first_page, share, hurry=hurry)
-            except (AdapterError, OSError, MemoryError, RuntimeError) as error:
+            except Exception as error:  # whatever one adapter brings about ends its own load alone
                 if device_has_failed(error):  # the adapter is not to blame
                     raise
                 self._give_up(number)
@@ -394,5 +394,6 @@ def _as_motet_error(error: Exception) -> MotetError:
             "This runner ran out of memory while it loaded the adapter. If this happens again, lower the pool's "
             "engine.memoryUtilizationPercent, engine.kvCacheMiB or engine.maxResidentAdapters."
         )
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return AdapterError(f"The runner could not load the adapter: {first_line}")
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    kind = "" if first_line and isinstance(error, OSError | RuntimeError) else f"{type(error).__name__} "
+    return AdapterError(f"The runner could not load the adapter: {kind}{first_line}".strip())
