@@ -348,6 +348,26 @@ def test_an_adapter_with_a_damaged_slab_is_loaded_from_its_files_and_proved_agai
     assert "b" in device.finished
 
 
+def test_a_slab_that_was_found_wrong_is_not_read_again_once_its_adapter_is_proved() -> None:
+    """It may be on a disk that takes no writes, or not be removed yet."""
+    planner = make_planner(max_adapters=1)
+    device = FakeDevice(planner)
+    device.damaged_slabs = {"x"}
+    prove_from_slab(planner)
+    device.run()
+    assert proved(device) == [X]
+    know(planner, y=2)
+    for request, adapter in (("y", "y"), ("x", "x")):  # which takes the other one's place
+        planner.commands.add(new(request, adapter=adapter))
+        device.run()
+    assert not device.from_slab["x"]
+    planner.commands.load_adapter(X, adapter_layout(2, slab="slab of other files"))
+    for request, adapter in (("y again", "y"), ("x again", "x")):
+        planner.commands.add(new(request, adapter=adapter))
+        device.run()
+    assert device.from_slab["x"]
+
+
 def test_what_is_wrong_from_its_files_too_is_refused_after_one_more_attempt() -> None:
     planner = make_planner()
     device = FakeDevice(planner)

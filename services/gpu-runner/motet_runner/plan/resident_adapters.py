@@ -101,8 +101,8 @@ class ResidentAdapters:
         """Those of them whose disk does not answer"""
         self._loads = 0
         """How many loads have begun."""
-        self._from_files: set[Digest] = set()
-        """Those that are loaded without their slab until they are proved: what it held was wrong."""
+        self._wrong_slabs: dict[Digest, str] = {}
+        """What they hold is wrong. None is read again: it stays if the disk takes no writes, or does not answer."""
         self._begun: list[AdapterLoad] = []
         self._evicted: list[Digest] = []
 
@@ -271,7 +271,7 @@ class ResidentAdapters:
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
             self._drop_in_host(digest)
-            self._from_files.discard(digest)
+            self._wrong_slabs.pop(digest, None)
             self._answer(self.proofs.forget(digest))
         return tuple(effects)
 
@@ -333,7 +333,7 @@ class ResidentAdapters:
             del self._wanted[digest]
             self._loads += 1
             layout = self._known[digest].layout
-            if digest in self._from_files:
+            if self._has_wrong_slab(digest):
                 layout = replace(layout, slab="")
             place, gone = self.host.begin(
                 self._loads,
@@ -390,7 +390,7 @@ class ResidentAdapters:
                 known.layout.size,
                 load.seconds,
                 load.pause,
-                load.lacks_slab or digest in self._from_files,
+                load.lacks_slab or self._has_wrong_slab(digest),
                 from_host=begun.host is not None and begun.host.contents is not None,
                 in_host=self.host.holds(digest),
             )
@@ -401,7 +401,6 @@ class ResidentAdapters:
         """→ the adapter, whose order is answered; None if the attempt was given up meanwhile"""
         digest = self.proofs.attempt_ended(proved.number)
         if digest is not None:
-            self._from_files.discard(digest)
             self._answer(self.proofs.end(digest, proved.found))
         return digest
 
@@ -409,9 +408,9 @@ class ResidentAdapters:
         """What a slab holds is wrong. → the adapter, which is to be loaded from its files and proved again before its
         order is answered, and whether it has served: once. None if that was done, or the attempt was given up."""
         digest = self.proofs.attempt_ended(proved.number)
-        if digest is None or not proved.from_slab or digest in self._from_files:
+        if digest is None or not proved.from_slab or self._has_wrong_slab(digest):
             return None
-        self._from_files.add(digest)
+        self._wrong_slabs[digest] = self._known[digest].layout.slab
         self._drop_in_host(digest)
         served = self.proofs.may_serve(digest)
         self.proofs.doubt(digest)
@@ -518,6 +517,9 @@ class ResidentAdapters:
     def _has_arrived(self, digest: Digest) -> bool:
         known = self._known.get(digest)
         return known is not None and known.arrived
+
+    def _has_wrong_slab(self, digest: Digest) -> bool:
+        return self._wrong_slabs.get(digest) == self._known[digest].layout.slab
 
     def _has_sequences(self, digest: Digest) -> bool:
         return digest in self._table.live_adapters()
