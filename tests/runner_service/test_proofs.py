@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -469,6 +470,29 @@ async def test_a_runner_does_not_believe_its_neighbour_what_it_has_found_wrong_i
     setup.posted.clear()
     await setup.proves(again)
     assert setup.adapters.for_request(asked.digest).proved_by == ("torch",)
+    neighbour.adapters.close()
+
+
+async def test_a_proof_that_a_slow_disk_keeps_late_hides_no_newer_one_that_has_failed(setup, tmp_path):
+    neighbour = Proving(tmp_path)
+    order = setup.order(1)
+    asked = await setup.asked()
+    disk_answers = threading.Event()
+    setup.files.folders.submit(disk_answers.wait)
+    setup.adapters.on_proof_ended(ProofEnded(asked.proof.number, asked.digest, Proof("torch", 1.0, 0.0)))
+    await order
+    setup.posted.clear()
+    setup.adapters.on_kernels("cpp")
+    again = [one for one in setup.posted if isinstance(one, LoadAdapter)][-1]
+    wrong = AdapterUnproved("wrong", reason="ProofFailed")
+    setup.adapters.on_proof_ended(ProofEnded(again.proof.number, again.digest, wrong))
+    await asyncio.sleep(0)  # it is noted, while the disk keeps the first one waiting
+    disk_answers.set()
+    await settle(setup.adapters)
+    await neighbour.proved(1)
+    setup.posted.clear()
+    setup.adapters.expect(asked.digest, 10.0)
+    assert not (await setup.asked()).proof.serves_meanwhile
     neighbour.adapters.close()
 
 

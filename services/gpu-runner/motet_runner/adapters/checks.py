@@ -76,6 +76,7 @@ class Checks:
 
     def forget_proofs(self, held: Held) -> None:
         """Those that are kept beside the files"""
+        self.found_wrong(held.digest)  # an earlier proof may have been kept since
         if self._proofs is not None:
             self._proofs.forget(held.folder)
 
