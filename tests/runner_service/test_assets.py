@@ -19,9 +19,10 @@ from motet.digest import (
     digest_of,
     hex_of,
 )
-from motet.errors import ModelFolderError
+from motet.errors import AdapterFetchFailed, ModelFolderError
 from motet.transport.over_grpc import is_healthy, open_channel
 from motet_runner.adapters.cache import TEMPLATE, DiskCache
+from motet_runner.adapters.checks import MAX_UNKEPT_BYTES
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S, until
 from tests.support.in_process_runner import in_process_runner, write_adapter, write_model
@@ -216,3 +217,18 @@ def test_text_that_is_no_digest_is_refused():
     for wrong in ("", "sha256:", "sha256:../../x", "sha256:" + "G" * 64, "0" * 64):
         with pytest.raises(ValueError, match="not a digest"):
             hex_of(wrong)
+
+
+async def test_a_long_template_that_the_disk_does_not_take_is_not_kept_in_memory(folder, monkeypatch):
+    """Thousands of them would fill it."""
+    order = adapter_with_template(folder, "{{ messages }}" + "x" * MAX_UNKEPT_BYTES)
+    keep = DiskCache.keep
+    monkeypatch.setattr(DiskCache, "keep", lambda *_: False)
+    async with in_process_runner(folder) as runner:
+        adapters = runner.service.loaded.adapters
+        with pytest.raises(AdapterFetchFailed, match="takes no files") as caught:
+            await adapters.ensure(order)
+        assert caught.value.retry_after > 0
+        assert all(life.checked is None for life in adapters.policy)
+        monkeypatch.setattr(DiskCache, "keep", keep)
+        assert (await adapters.ensure(order)).certificate.template_digest

@@ -12,6 +12,11 @@ from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.kept_proofs import KeptProofs
 from motet_runner.adapters.policy.values import Held
 from motet_runner.adapters.proof import Proof
+from motet_runner.sources.fetch_errors import temporary
+
+MAX_UNKEPT_BYTES = 256 * 1024
+"""Of one adapter's layout and chat template, where its folder takes neither: thousands of adapters wait, and a template
+alone may have some MiB. A usual adapter has 50 KB of both."""
 
 Check = Callable[[Path], Certification]
 """Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
@@ -57,6 +62,12 @@ class Checks:
             found = {layout.linears_file: layout.packed, **template, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
                 checked = self._with_slab(held, replace(checked, layout=layout.stored(), template=b""))
+            elif (size := len(layout.packed) + len(checked.template)) > MAX_UNKEPT_BYTES:
+                raise temporary(
+                    f"{held.folder} takes no files, and this runner's memory takes {MAX_UNKEPT_BYTES} bytes of what it "
+                    f"has found about an adapter. This one's chat template and layout have {size}. Free some space on "
+                    "the runner's disk, or make it writable. Motet tries again automatically."
+                )
         return self._with_proofs(held, checked)
 
     def earlier(self, held: Held) -> Certification | None:
