@@ -105,7 +105,7 @@ class Runner:
 
     def tell_residency(self) -> None:
         """What was told in changes is all that there is."""
-        if (changed := self.residency.changes()) is not None:
+        for changed in self.residency.changes():
             for digest in changed.gone:
                 del self.told[digest]
             self.told |= {one.digest: one.tier for one in changed.resident}

@@ -17,6 +17,7 @@ from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
 from motet_runner import scheduler_link
+from motet_runner.adapters import residency
 from motet_runner.adapters.cache import CERTIFICATE
 from motet_runner.adapters.proof import Proof
 from motet_runner.interface import EngineSequenceReport, OverflowAhead, ProofEnded, State
@@ -427,6 +428,30 @@ async def test_the_scheduler_learns_what_the_host_keeps_and_metrics_count_what_c
             await until(lambda: held(scheduler) == {a: host, b: disk, c: common_pb2.MEMORY_TIER_DEVICE})
 
 
+async def test_a_hello_tells_the_first_adapters_and_the_others_follow_in_parts(folder, monkeypatch):
+    monkeypatch.setattr(residency, "MAX_TOLD_AT_ONCE", 2)
+    address, _ = places(folder)
+    sources = [write_adapter(folder / f"a{n}", seed=n).as_uri() for n in range(5)]
+    async with in_process_runner(folder, scheduler=address) as runner, gateway_to(runner.address) as gateway:
+        async with scheduler_at(address) as before:
+            await until(lambda: before.of("hello"))
+            for n, source in enumerate(sources):
+                before.ensure(f"a{n}", source)
+            digests = [(await before.adapter(f"a{n}")).digest for n in range(5)]
+            await gateway.submit("x", adapter=digests[4])
+            await gateway.finished("x")
+        async with scheduler_at(address) as scheduler:
+            scheduler.takes_residency = True
+            (hello,) = await until(lambda: scheduler.of("hello"))
+            assert len(hello.resident) == 2
+            assert hello.resident[0].digest == digests[4], "those on the device are first"
+            await until(lambda: held(scheduler).keys() == set(digests))
+            assert [len(part.resident) for part in scheduler.of("residency")] == [2, 1]
+        async with scheduler_at(address) as earlier:
+            await until(lambda: earlier.of("report"))
+            assert held(earlier).keys() == set(digests), "one that takes no parts is told all in a report"
+
+
 def held(scheduler):
     """What a scheduler knows that takes changes."""
     found = {}
@@ -443,7 +468,7 @@ def held(scheduler):
     return found
 
 
-async def test_what_a_report_before_the_welcome_lacks_is_told_when_it_is_held_again(folder):
+async def test_what_changes_before_the_welcome_is_told_after_it(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
     async with in_process_runner(folder, scheduler=address, report_seconds=20_000) as runner:
@@ -457,12 +482,11 @@ async def test_what_a_report_before_the_welcome_lacks_is_told_when_it_is_held_ag
             await until(lambda: held(scheduler) == {digest: common_pb2.MEMORY_TIER_DISK})
             loaded.adapters.drop(digest)
             loaded.request_report()
-            await until(lambda: scheduler.of("report") and not held(scheduler))
-            await loaded.adapters.wait_for(digest)
+            (report,) = await until(lambda: scheduler.of("report"))
+            assert report.residency_told
+            assert report.resident_count == 1
             scheduler.send(scheduler.welcome())
-            await until(lambda: loaded.scheduler.attached)
-            loaded.request_report()
-            await until(lambda: held(scheduler) == {digest: common_pb2.MEMORY_TIER_DISK})
+            await until(lambda: not held(scheduler))
 
 
 async def test_a_runner_whose_stream_breaks_tells_all_in_the_next_hello(folder):

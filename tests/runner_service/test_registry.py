@@ -273,7 +273,8 @@ async def test_an_adapter_that_the_host_keeps_is_there_once_it_has_left_the_devi
     assert setup.posted[-1] == LoadAdapter(one.digest, one.checked.layout), "it is not on the device"
     setup.adapters.on_left_host(AdapterLeftHost(one.digest))
     assert (one.stage, one.tier) == (common_pb2.ADAPTER_STAGE_CERTIFIED, common_pb2.MEMORY_TIER_DISK)
-    assert [change.tier for change in setup.adapters.residency.changes().resident] == [common_pb2.MEMORY_TIER_DISK]
+    (changed,) = setup.adapters.residency.changes()
+    assert [change.tier for change in changed.resident] == [common_pb2.MEMORY_TIER_DISK]
 
 
 async def test_what_a_dropped_adapter_left_behind_is_not_said_of_the_next_one(setup):

@@ -53,8 +53,9 @@ class SchedulerLink:
         """True once a scheduler has accepted this runner"""
         self.attached = False
         """Whether the scheduler of the present stream has accepted it"""
-        self._takes_residency = False
-        """Whether this scheduler has said that it takes changes of what the runner holds"""
+        self._takes_residency: bool | None = None
+        """Whether this scheduler takes changes of what the runner holds. None: its welcome has not come yet, which says
+        so."""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -88,8 +89,7 @@ class SchedulerLink:
         """`live`: all accepted requests."""
         self._sequence += 1
         residency = self._adapters.residency
-        if self._takes_residency and (changed := residency.changes()) is not None:
-            self.link.send(scheduler_pb2.AttachUp(residency=changed))
+        self._tell_residency()
         up = scheduler_pb2.AttachUp(
             report=scheduler_pb2.Report(
                 sequence=self._sequence,
@@ -104,8 +104,8 @@ class SchedulerLink:
                 prefill_seconds_per_token=report.prefill_seconds_per_token,
                 steps=report.steps,
                 # A list replaces what the hello has told. So the changes begin anew with each one.
-                resident=() if self._takes_residency else residency.tell_all(),
-                residency_told=self._takes_residency,
+                resident=residency.tell_all() if self._takes_residency is False else (),
+                residency_told=self._takes_residency is not False,
                 resident_count=residency.count,
                 live=live,
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
@@ -117,6 +117,11 @@ class SchedulerLink:
             )
         )
         self.link.send(up)
+
+    def _tell_residency(self) -> None:
+        if self._takes_residency:
+            for changed in self._adapters.residency.changes():
+                self.link.send(scheduler_pb2.AttachUp(residency=changed))
 
     def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
@@ -149,7 +154,7 @@ class SchedulerLink:
         return bool(adapter.generations) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
-        self._takes_residency = False
+        self._takes_residency = None
         report = self._last_report()
         kernels = self._facts.info.kernels if report is None else report.kernels
         yield scheduler_pb2.AttachUp(
@@ -158,7 +163,7 @@ class SchedulerLink:
                 address=self._facts.address,
                 capacity=self._facts.capacity,
                 base=self._facts.base,
-                resident=self._adapters.residency.tell_all(),
+                resident=self._adapters.residency.tell_first(),
                 live=self._accepted.runner_requests(report),
                 highest_term=self._accepted.highest_term,
                 kernels=kernels.to_proto() if kernels is not None else None,
@@ -186,6 +191,7 @@ class SchedulerLink:
                 self._requests.asked_to_drain = False
                 self.welcomed = self.attached = True
                 self._takes_residency = order.takes_residency
+                self._tell_residency()
             case "expect":
                 self._accepted.expect(order.request, order.epoch, order.gateway)
                 if order.adapter_digest != BASE:
