@@ -150,16 +150,16 @@ class SchedulerSync:
         self._drains = {drain.instance: drain for drain in drains}
         self.drained &= self._drains.keys()
         self._send_drains()
-        if catalog != self._catalog:
-            self._catalog = catalog
+        before, self._catalog = self._catalog, catalog  # of equal ones the newest: the next is compared faster with it
+        if catalog != before:
             self._revision += 1
             self._knowledge.keep_only({adapter.name for adapter in catalog.adapters})
             pools = {pool.pool for pool in catalog.pools}
             self.advice = {name: advice for name, advice in self.advice.items() if name in pools}
             self.awaited.keep_only({pool.group for pool in catalog.pools})
             self.link.send(self._snapshot())
-        before, self._instances = self._instances, frozenset(instances)
-        for instance in before - self._instances:
+        existed, self._instances = self._instances, frozenset(instances)
+        for instance in existed - self._instances:
             self._forget(instance)
 
     def _forget(self, instance: str) -> None:

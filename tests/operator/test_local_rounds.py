@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.errors import ManifestError, StateDirectoryError
 from motet.health import Health
@@ -25,7 +26,8 @@ from motet_operator.awaited_reports import AWAITED_SECONDS
 from motet_operator.local import local_operator
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
-from motet_operator.reconcile import CatalogSnapshot
+from motet_operator.reconcile import AdapterObject, CatalogSnapshot, View
+from motet_operator.reconcile.adapters import AdapterContext, AdapterResult, evaluate_adapter
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
 from tests.operator.builders import name
@@ -545,3 +547,42 @@ async def test_only_a_first_start_needs_the_database_at_once(tmp_path: Path, mon
     ProcessRecords(layout.service_records).write(that_runs("predictor"))
     async with running(operator(tmp_path), monkeypatch, processes=NoProcesses(), migrate=away_at_first):
         await until(lambda: tries == 3)
+
+
+def test_only_an_adapter_that_has_changed_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(tmp_path, monkeypatch)
+    (rounds.manifests / "more.yaml").write_text(
+        MANIFESTS.replace("POOL", "demo").split("---")[1].replace("legal", "medical")
+    )
+    monkeypatch.setattr(rounds.operator, "objects", rounds.operator.folder.read())
+    rounds.runner_is_reported()
+    judged: list[str] = []
+
+    def judge(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterResult:
+        judged.append(adapter.resource.metadata.name)
+        return evaluate_adapter(view, adapter, context)
+
+    monkeypatch.setattr("motet_operator.reconcile.adapters.evaluate_adapter", judge)
+    rounds.round()
+    assert {*judged} == {"legal", "medical"}
+    rounds.round()  # with the conditions of the first
+    judged.clear()
+    rounds.round()
+    assert judged == []
+    ref = common_pb2.AdapterRef(namespace="default", name="medical", generation=1)
+    report = scheduler_pb2.AdapterReport(ref=ref, serving_digest="sha256:" + 64 * "0")
+    rounds.operator.sync.link.receive(scheduler_pb2.SyncDown(adapter=report))
+    rounds.round()
+    assert judged == ["medical"]
+    # Also if all files were read again, as after any change of one.
+    monkeypatch.setattr(rounds.operator, "objects", rounds.operator.folder.read())
+    rounds.round()
+    judged.clear()
+    monkeypatch.setattr(rounds.operator, "objects", rounds.operator.folder.read())
+    rounds.round()
+    assert judged == []
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.001, 0.01), (0.1, 0.9), (10.0, 1.0)])
+def test_rounds_of_thousands_of_adapters_take_a_tenth_of_a_core(took: float, pause: float) -> None:
+    assert local_operator.pause_after(took) == pytest.approx(pause)

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.addresses import http_url
 from motet.clock import monotonic
+from motet.domain import ObjectName
 from motet.errors import ManifestError, ModelFolderError, StateDirectoryError
 from motet.health import Health
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec, RestartBackoff
@@ -34,11 +36,12 @@ from motet_operator.local.manifest_folder import (
     source_of,
     stamp_of,
 )
-from motet_operator.local.object_metadata import MetadataFile, StampsFile
+from motet_operator.local.object_metadata import MetadataFile, ObjectMetadata, StampsFile
 from motet_operator.local.runner_table import LocalRunner, RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.status import (
+    AdapterDocuments,
     StatusFile,
     conditions_from,
     revisions_from,
@@ -47,7 +50,15 @@ from motet_operator.local.status import (
     with_earlier_reports,
 )
 from motet_operator.metrics import LocalMetrics
-from motet_operator.reconcile import AdapterObject, AdapterStatus, Plan, PoolObject, View, reconcile
+from motet_operator.reconcile import (
+    AdapterObject,
+    AdapterStatus,
+    Plan,
+    PoolObject,
+    ResultCache,
+    View,
+    reconcile,
+)
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
 
@@ -57,6 +68,10 @@ MAX_PROBLEMS_SHOWN = 20
 
 FIRST_LOOKS = 3
 """A first start waits as long as this number of adapters' folders that do not answer take."""
+
+SHORT_ROUND_SECONDS, PAUSE, MAX_PAUSE_SECONDS = 0.02, 9, 1.0
+"""A round of thousands of adapters takes long, and each of them reports on its own: rounds take a tenth of a core.
+After a short one the next may follow at once."""
 
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 """Without the one no runner starts, without the other no request can be read."""
@@ -90,6 +105,11 @@ class LocalOperator:
             layout.address("scheduler"), self._wake.set, surroundings=surroundings, time_scale=process.time_scale
         )
         self._status = StatusFile(layout.status)
+        self._documents = AdapterDocuments()
+        self._results = ResultCache()
+        self._declared: tuple[DeclaredObjects, dict[tuple[str, str], ObjectMetadata], tuple[AdapterObject, ...]]
+        self._declared = (self.objects, {}, ())
+        """What the last round knew of the objects, and the adapters of its view"""
         config = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         config = config.scaled(process.time_scale)
         self.processes = ProcessManager(
@@ -183,6 +203,7 @@ class LocalOperator:
     async def _reconcile_for_ever(self) -> None:
         while True:
             self._wake.clear()
+            began = time.thread_time()
             try:
                 again = self.reconcile()
             except Exception:
@@ -191,14 +212,14 @@ class LocalOperator:
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
-            await asyncio.sleep(0.01)  # handle changes that come together in one round
+            await asyncio.sleep(pause_after(time.thread_time() - began))  # changes that come together make one round
 
     def reconcile(self) -> float | None:
         """One round. Returns the seconds until the next one is due without any change."""
         began = monotonic()
         self.processes.adopt(self._declared_processes())  # whether they are ready belongs to the first view, too
         view = self._view()
-        plan = reconcile(view)
+        plan = reconcile(view, self._results)
         for replacement in plan.replacements:
             self.processes.kill(replacement.instance, replacement.why)
             self._runners.replaced(replacement.instance, self.sync.unhealthy[replacement.instance].incarnation)
@@ -225,7 +246,7 @@ class LocalOperator:
 
     def _view(self) -> View:
         objects = self.objects
-        remembered = self._metadata.remember([*objects.pools, *objects.adapters])
+        remembered, adapters = self._remembered(objects)
         statuses = {status.name: status for status in self.processes.statuses()}
         pools = []
         for manifest in objects.pools:
@@ -241,30 +262,11 @@ class LocalOperator:
                     wanted=self._wanted.get((pool.object_name.namespace, pool.object_name.name)),
                 )
             )
-        adapters = []
-        for manifest in objects.adapters:
-            adapter = manifest.resource
-            assert isinstance(adapter, LoRAAdapter)
-            source, volume = self._source_of(manifest)
-            adapters.append(
-                AdapterObject(
-                    resource=adapter,
-                    source=source,
-                    volume=volume,
-                    generation=remembered[manifest.key].generation,
-                    age=remembered[manifest.key].age,
-                    content_stamp=self._stamps.get(source, ""),
-                    conditions=self._adapter_conditions.get(
-                        (adapter.object_name.namespace, adapter.object_name.name), ()
-                    ),
-                    revisions=self._revisions.get((adapter.object_name.namespace, adapter.object_name.name), ()),
-                )
-            )
         now = datetime.now(UTC)
         return View(
             now=now,
             pools=tuple(pools),
-            adapters=tuple(adapters),
+            adapters=adapters,
             namespaces=objects.namespaces,
             runner_sets=self._runners.sets(),
             instances=self._runners.instances(
@@ -284,6 +286,43 @@ class LocalOperator:
             runners_override=self._settings.runners,
         )
 
+    def _remembered(
+        self, objects: DeclaredObjects
+    ) -> tuple[dict[tuple[str, str], ObjectMetadata], tuple[AdapterObject, ...]]:
+        """An adapter of which nothing has changed is the same object as in the last round: its result is kept then."""
+        known, remembered, adapters = self._declared
+        if known is not objects:
+            remembered = self._metadata.remember([*objects.pools, *objects.adapters])
+            before = {one.resource.object_name: one for one in adapters}
+            adapters = tuple(self._adapter(manifest, remembered[manifest.key], before) for manifest in objects.adapters)
+        adapters = tuple(map(self._with_last_round, adapters))
+        self._declared = objects, remembered, adapters
+        return remembered, adapters
+
+    def _adapter(
+        self, manifest: Manifest, known: ObjectMetadata, before: Mapping[ObjectName, AdapterObject]
+    ) -> AdapterObject:
+        adapter = manifest.resource
+        assert isinstance(adapter, LoRAAdapter)
+        source, volume = self._source_of(manifest)
+        earlier = before.get(adapter.object_name)
+        if earlier is None:
+            return AdapterObject(
+                resource=adapter, source=source, volume=volume, generation=known.generation, age=known.age
+            )
+        found = replace(
+            earlier, resource=adapter, source=source, volume=volume, generation=known.generation, age=known.age
+        )
+        return earlier if found == earlier else found
+
+    def _with_last_round(self, adapter: AdapterObject) -> AdapterObject:
+        name = adapter.resource.object_name
+        stamp = self._stamps.get(adapter.source, "")
+        conditions, revisions = self._adapter_conditions.get(name, ()), self._revisions.get(name, ())
+        if (adapter.content_stamp, adapter.conditions, adapter.revisions) == (stamp, conditions, revisions):
+            return adapter
+        return replace(adapter, content_stamp=stamp, conditions=conditions, revisions=revisions)
+
     def _publish(self, view: View, plan: Plan) -> None:
         sync = self.sync
         unheard = unheard_adapters(view, plan, sync)
@@ -300,6 +339,7 @@ class LocalOperator:
             operator_pid=os.getpid(),
             kernels=sync.kernels,
             batch_caps=sync.batch_caps,
+            adapters=self._documents,
         )
         document = with_earlier_reports(document, self._earlier, view, sync, unheard)
         if document != self._earlier:
@@ -416,6 +456,12 @@ class LocalOperator:
         )
         sub_path = next((one.sub_path for one in volumes if claim and one.claim_name == claim.claim_name), None)
         return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
+
+
+def pause_after(round_seconds: float) -> float:
+    if round_seconds < SHORT_ROUND_SECONDS:
+        return 0.01
+    return min(MAX_PAUSE_SECONDS, PAUSE * round_seconds)
 
 
 async def migrate(url: str) -> None:

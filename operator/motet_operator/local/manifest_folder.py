@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -106,7 +106,7 @@ class ManifestFolder:
                 reading = read_file(path)
                 problems += reading.problems
                 if not reading.problems:
-                    self._good[path] = reading.manifests
+                    self._good[path] = _with_known(self._good.get(path, ()), reading.manifests)
         self._accepted = self._merge(files, problems)
         return _without_conflicts(self._accepted.values(), problems)
 
@@ -135,6 +135,15 @@ class ManifestFolder:
                     ]
                     accepted[manifest.key] = before
         return accepted
+
+
+def _with_known(known: Iterable[Manifest], manifests: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """What is declared as before stays the same object: rounds judge only what has changed."""
+    before = {manifest.key: manifest.resource for manifest in known}
+    return tuple(
+        replace(one, resource=resource) if (resource := before.get(one.key)) == one.resource else one
+        for one in manifests
+    )
 
 
 def _without_conflicts(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> DeclaredObjects:

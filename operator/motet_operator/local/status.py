@@ -42,6 +42,20 @@ class StatusFile:
         return True
 
 
+class AdapterDocuments:
+    """The documents of adapters. Only those are made anew whose status is another object than in the last round."""
+
+    def __init__(self) -> None:
+        self._made: dict[ObjectName, tuple[AdapterStatus, dict[str, Any]]] = {}
+
+    def of(self, statuses: Iterable[AdapterStatus]) -> list[dict[str, Any]]:
+        before, self._made = self._made, {}
+        for status in statuses:
+            made = before.get(status.name)
+            self._made[status.name] = made if made is not None and made[0] is status else (status, _adapter(status))
+        return [document for _, document in self._made.values()]
+
+
 def with_earlier_reports(
     document: dict[str, Any],
     earlier: dict[str, Any],
@@ -77,8 +91,10 @@ def status_document(
     operator_pid: int,
     kernels: Mapping[str, KernelState] | None = None,
     batch_caps: Mapping[str, BatchCap] | None = None,
+    adapters: AdapterDocuments | None = None,
 ) -> dict[str, Any]:
-    """`kernels` and `batch_caps`: of the runners that have reported them, by instance."""
+    """`kernels` and `batch_caps`: of the runners that have reported them, by instance. `adapters`: those of the last
+    round."""
     return {
         "services": [
             {
@@ -91,7 +107,7 @@ def status_document(
             for process in sorted(processes, key=lambda process: (process.kind == "runner", process.name))
         ],
         "pools": [_pool(pool) for pool in plan.pools],
-        "adapters": [_adapter(adapter) for adapter in plan.adapters],
+        "adapters": (adapters if adapters is not None else AdapterDocuments()).of(plan.adapters),
         "runners": [
             {"name": name, "kernels": _kernels(state)} | _batch_cap((batch_caps or {}).get(name))
             for name, state in sorted((kernels or {}).items())

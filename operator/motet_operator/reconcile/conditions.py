@@ -46,18 +46,27 @@ def condition_of(conditions: Iterable[Answer], type_: str) -> Answer | None:
 def with_transition_times(
     found: Iterable[ConditionResult | Condition], before: Iterable[Condition], *, now: datetime, generation: int
 ) -> tuple[Condition, ...]:
-    """Conditions with their transition times: the earlier time if the status is the same, else now."""
+    """Conditions with their transition times: the earlier time if the status is the same, else now. One that has not
+    changed is the same object: to make it anew, and to compare it, costs more than all else."""
     earlier = {condition.type: condition for condition in before}
     dated = []
     for one in found:
-        old = earlier.get(one.type)
+        old, message = earlier.get(one.type), one.message[:MAX_MESSAGE]
+        same = old is not None and old.status == one.status
+        if (
+            old is not None
+            and same
+            and (old.reason, old.message, old.observed_generation) == (one.reason, message, generation)
+        ):
+            dated.append(old)
+            continue
         dated.append(
             Condition(
                 type=one.type,
                 status=one.status,
                 reason=one.reason,
-                message=one.message[:MAX_MESSAGE],
-                last_transition_time=old.last_transition_time if old is not None and old.status == one.status else now,
+                message=message,
+                last_transition_time=old.last_transition_time if old is not None and same else now,
                 observed_generation=generation,
             )
         )

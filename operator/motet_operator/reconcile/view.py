@@ -213,6 +213,10 @@ class AdapterReport:
     """A newer revision is being fetched or checked."""
 
 
+NONE_REFUSED: Mapping[str, str] = {}
+"""One object: results are kept from round to round as long as what they depend on is the same."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     now: datetime
@@ -245,7 +249,7 @@ class View:
     replaced_at_once: int = 1
     """How many unhealthy runners of a pool may be replaced at the same time."""
 
-    refused_schemes: Mapping[str, str] = field(default_factory=dict)
+    refused_schemes: Mapping[str, str] = field(default_factory=lambda: NONE_REFUSED)
     """Source schemes that adapters may not use here, each with what to use instead."""
 
     runners_override: int | None = None
