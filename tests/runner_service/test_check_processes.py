@@ -131,6 +131,46 @@ def test_a_check_says_what_it_says_in_the_service(processes, adapter):
     )  # fmt: skip
 
 
+def fork_of(process: Path) -> str:
+    (fork,) = children(of=int(process.name))
+    return fork.name
+
+
+def test_one_fork_checks_many_until_it_refuses_one(processes, adapter, tmp_path):
+    processes.check(adapter)
+    (process,) = children()
+    first = fork_of(process)
+    processes.check(adapter)
+    assert fork_of(process) == first
+    bad = write_adapter(tmp_path / "bad", r=0)
+    with pytest.raises(AdapterIncompatible):
+        processes.check(bad)
+    assert not children(of=int(process.name))
+    processes.check(adapter)
+    assert fork_of(process) != first
+    assert children() == [process]
+
+
+def test_one_fork_does_not_check_for_ever(processes, adapter):
+    forks = set()
+    for _ in range(check_process.MAX_CHECKS + 1):
+        processes.check_whole(adapter)
+        (process,) = children()
+        forks |= {fork.name for fork in children(of=int(process.name))}
+    assert len(forks) == 2
+
+
+def test_a_fork_that_was_killed_between_two_checks_costs_one_attempt(processes, adapter):
+    processes.check(adapter)
+    (process,) = children()
+    os.kill(int(fork_of(process)), signal.SIGKILL)
+    with pytest.raises(AdapterFetchFailed, match="was killed") as failed:
+        processes.check(adapter)
+    assert failed.value.retry_after > 0
+    assert processes.check(adapter).certificate.rank == 4
+    assert children() == [process]
+
+
 def test_a_disk_that_fails_is_no_fault_of_the_adapter(adapter, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error", "a.safetensors")

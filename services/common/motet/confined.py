@@ -32,12 +32,18 @@ def confine(memory_bytes: int, *, parent: int | None = None) -> None:
     """`memory_bytes`: more than the process has now. `parent`: of a fork."""
     end_with_parent(parent)
     with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        if now := address_space():
+            resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes, now + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def address_space() -> int:
+    """Bytes of this process; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def without_sockets() -> None:
