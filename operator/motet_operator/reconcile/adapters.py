@@ -49,6 +49,7 @@ _CERTIFYING = frozenset(
         "NotNumbers",
         "ProofFailed",
         "ReferenceMismatch",
+        "ReadingsDiffer",
         "TokenizerDiffers",
         "RecordMissing",
     )

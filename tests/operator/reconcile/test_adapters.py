@@ -141,6 +141,7 @@ def test_an_adapter_that_is_being_checked_is_progressing() -> None:
         ("adapter_incompatible", "ReferenceMismatch", "ReferenceMismatch"),
         ("adapter_incompatible", "RecordMissing", "RecordMissing"),
         ("adapter_incompatible", "TokenizerDiffers", "TokenizerDiffers"),
+        ("adapter_incompatible", "ReadingsDiffer", "ReadingsDiffer"),
     ],
 )
 def test_a_failed_check_is_in_the_adapters_conditions(code: str, given: str, reason: str) -> None:

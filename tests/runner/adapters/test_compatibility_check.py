@@ -29,7 +29,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (13, "e63918823de1fe60")
+RULES_OF_VERSION = (14, "e63918823de1fe60")
 """The version of the checks, and the hash of the constants that decide."""
 
 

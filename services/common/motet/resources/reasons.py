@@ -44,6 +44,9 @@ _CERTIFYING = {
     "recorded on other weights, with another tokenizer, or with another configuration of the adapter. Serve it on the "
     "model that it was trained on, or record them again: `motet adapter record`. Log probabilities that differ are "
     "only warned about unless `spec.verify.onFailure` is Refuse.",
+    "ReadingsDiffer": "Motet reads the adapter's files twice, by two rules that share no code, and the readings "
+    "differ: Motet is at fault. The message says in which linear or field. Please report it. Until then, merge the "
+    "adapter into its base model, and serve the result as a model of its own.",
     "TokenizerDiffers": "The adapter brings a tokenizer that gives other ids than the base model's, or ids that the "
     "base model does not have; the message names the field. Serve it on the model that it was trained on, or remove "
     "the tokenizer's files if it was not trained with them.",

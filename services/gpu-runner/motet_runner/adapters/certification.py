@@ -21,6 +21,7 @@ from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.recorded_answers import read_recorded_answers
+from motet_runner.adapters.second_reading import check_again
 from motet_runner.adapters.tokenizer_check import check_tokenizer
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
@@ -169,6 +170,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         base_name=limits.base_name,
         base=base,
     )
+    check_again(folder, found.layout.linears)
     recorded = read_recorded_answers(folder)
     of_tokenizer = check_tokenizer(folder, base, limits.vocabulary)
     own = own_template(folder, base)

@@ -17,7 +17,7 @@ from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NA
 from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
-CHECK_VERSION = 13
+CHECK_VERSION = 14
 """The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
