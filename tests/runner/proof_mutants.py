@@ -13,7 +13,8 @@ import torch
 
 from motet_kernels import RunLayout
 from motet_kernels.int8_layout import Int8Layout
-from motet_runner.adapters.host_load import HostLoad
+from motet_runner.adapters import expected_results, host_load
+from motet_runner.adapters.host_load import BaseLinear, HostLoad
 from motet_runner.adapters.layout import LoraLinear
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.memory.copy_stream import CopyStream
@@ -156,6 +157,23 @@ def _no_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _lengths(change: Callable[..., torch.Tensor]) -> Plant:
+    """`change` gets what DoRA's lengths are of → other lengths, wherever the product computes them by its function."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (host_load, expected_results):
+            monkeypatch.setattr(module, "norms_of_changed", change, raising=False)
+
+    return plant
+
+
+def _crossed_once(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (NORMS(base, a, b).square() - (b * base.multiply(a).t().float()).sum(1)).clamp_min(0).sqrt()
+
+
+NORMS = host_load.norms_of_changed
+
+
 def _scaling(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Plant:
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         write = RunLayout.write_scaling
@@ -195,6 +213,10 @@ SCALED: dict[str, Plant] = {
     "magnitudes ignored": _scaling(lambda c, e: (torch.ones_like(c), e)),
     "magnitudes of the outputs shifted by one": _scaling(lambda c, e: (c.roll(1), e)),
     "what scales ignored": _no_scales,
+    "the lengths of the base's rows": _lengths(lambda base, a, b: NORMS(base, a, 0 * b)),
+    "the lengths without the scale": _lengths(lambda base, a, b: NORMS(base, a, b / 1.5)),
+    "the lengths with the other sign": _lengths(lambda base, a, b: NORMS(base, a, -b)),
+    "the lengths with half of what crosses": _lengths(_crossed_once),
 }
 """For DoRA on linears with biases"""
 
