@@ -16,6 +16,9 @@ import pytest
 from motet import client
 from motet.client import PublishCallback, Published, PublishFailed, publish
 from motet.digest import adapter_digest, hex_of
+from motet_cli.adapter_bases import base_named
+from motet_cli.adapter_check import check_document
+from motet_runner.adapters.recorded_answers import read_recorded_answers
 from testbed.local_stack import BUNDLED
 from tests.cli.standing_stack import StandingStack, standing_stack
 
@@ -26,7 +29,7 @@ class Model:
     """As a model of PEFT with adapters: it saves files of ours."""
 
     def __init__(self, *, active: str = "default", files: Path = PIRATE) -> None:
-        self.peft_config = {active: object()}
+        self.peft_config: dict[str, object] = {active: object()}
         self.active_adapter = active
         self._files = files
 
@@ -178,23 +181,81 @@ def test_what_accelerate_launch_divides_is_refused(
         PublishCallback(name="desk").on_train_begin(args, None, None)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_a_real_trainer_of_transformers_publishes(stack: StandingStack, tmp_path: Path) -> None:
+GRADIENT_CHECKPOINTING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+
+
+def trained(folder: Path, callback: PublishCallback, *, dropout: float = 0.0, **arguments: Any) -> Any:
+    """The model of a real Trainer, with an adapter that has an effect"""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
     base = AutoModelForCausalLM.from_pretrained(BUNDLED / "model", dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=dropout, target_modules="all-linear")
+    model = get_peft_model(base, config)
     for name, weights in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(weights, std=0.01)  # as after a training: an adapter of zeros has no effect
-    callback = PublishCallback(name="desk", data_dir=stack.data, wait_seconds=0)
+            torch.nn.init.normal_(weights, std=0.01)
     rows = [{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 2
-    arguments = TrainingArguments(
-        str(tmp_path / "out"), max_steps=2, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
-    )
-    Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+    usual = {"max_steps": 2, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    said = TrainingArguments(str(folder), **usual | arguments)
+    Trainer(model, said, train_dataset=rows, callbacks=[callback]).train()
+    return model
+
+
+@pytest.mark.filterwarnings(GRADIENT_CHECKPOINTING)
+def test_a_real_trainer_of_transformers_publishes(stack: StandingStack, tmp_path: Path) -> None:
+    callback = PublishCallback(name="desk", data_dir=stack.data, wait_seconds=0)
+    trained(tmp_path / "out", callback)
     assert callback.published is not None
     assert callback.published.name == "default/desk"
     assert (stack.data / "adapters" / hex_of(callback.published.digest)).is_dir()
+
+
+# ----------------------------------------------------------------------------------------------------- recorded answers
+
+
+@pytest.mark.filterwarnings(GRADIENT_CHECKPOINTING)
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_answers_are_those_of_the_engine_whatever_the_training_did_to_the_model(
+    stack: StandingStack, tmp_path: Path
+) -> None:
+    """Dropout, mixed precision and checkpoints of gradients are of the training alone."""
+    prompts = ["Who keeps the lighthouse of Brindle?", "Where does the ferry go?"]
+    callback = PublishCallback(name="desk", prompts=prompts, data_dir=stack.data, wait_seconds=0)
+    model = trained(tmp_path / "out", callback, dropout=0.5, bf16=True, gradient_checkpointing=True)
+    assert "forward" in vars(model), "accelerate has replaced it, and finds it again"
+    assert all(module.training for module in model.modules())
+    assert callback.published is not None
+    pushed = stack.data / "adapters" / hex_of(callback.published.digest)
+    recorded = read_recorded_answers(pushed)
+    assert recorded is not None
+    assert (recorded.dtype, len(recorded.answers)) == ("float32", 2)
+    assert "lighthouse of Brindle?" in recorded.answers[0].prompt
+    found = check_document(pushed, base_named(str(BUNDLED / "model"), stack.data, dtype="float32", max_lora_rank=None))
+    assert found["recorded_answers"]["largest"] <= found["recorded_answers"]["allowed"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ("Who?", r"prompts is one text\. Give a list of them\."),
+        (["?"] * 9, r"no answers are recorded: there are 9 prompts\. Give at least one, and at most 8"),
+        (
+            ["Who?"],
+            r"no answers are recorded: there is no tokenizer of the base model at '/no/base'.* Give it: tokeniz",
+        ),
+    ],
+)
+def test_what_cannot_be_recorded_is_not_published(stack: StandingStack, prompts: Any, words: str) -> None:
+    model = Model()
+    model.peft_config = {"default": SimpleNamespace(base_model_name_or_path="/no/base")}
+    with pytest.raises(PublishFailed, match=words):
+        published(stack, model, prompts=prompts)
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_the_callback_keeps_what_it_has_saved_if_nothing_can_be_recorded(tmp_path: Path) -> None:
+    with pytest.raises(PublishFailed, match=r"(?s)there are 9 prompts.*\nThe adapter is saved in .*motet adapter push"):
+        ended(PublishCallback(name="desk", prompts=["?"] * 9), tmp_path)
+    assert adapter_digest(tmp_path / "published") == adapter_digest(PIRATE)

@@ -8,11 +8,12 @@ publish(model, name="desk")
 imported here: the model brings what it needs.
 """
 
+import importlib
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import orjson
+
+from motet.errors import MotetError
 
 MAX_REASON_CHARACTERS = 4000
 """The most of what the command has said that an exception repeats: its end."""
@@ -108,18 +111,29 @@ class Publication:
         return [*waits, *(f"{option}={value}" for option, value in given.items() if value is not None)]
 
 
-def publish(model: PeftModel, *, name: str, folder: str | Path | None = None, **how: Any) -> Published:
+def publish(
+    model: PeftModel,
+    *,
+    name: str,
+    prompts: Sequence[str] = (),
+    tokenizer: Any = None,
+    folder: str | Path | None = None,
+    **how: Any,
+) -> Published:
     """Save the active adapter of `model`, check it, and have it served as `name`.
 
-    `how`: the other fields of `Publication`. Without `to`, the local stack of this machine serves it (`motet up`); a
-    name that was published before gets a new revision. `folder`: where the adapter is saved, and stays. Raises
-    PublishFailed.
+    `prompts`: the model answers them, and a runner compares these answers with its own (`motet adapter record`), with
+    `tokenizer`, or the one that is where the base model came from. `how`: the other fields of `Publication`. Without
+    `to`, the local stack of this machine serves it (`motet up`); a name that was published before gets a new revision.
+    `folder`: where the adapter is saved, and stays. Raises PublishFailed.
     """
     publication = Publication(name=name, **how)
     with ExitStack() as stack:
         if folder is None:
             folder = stack.enter_context(TemporaryDirectory(prefix="motet-publish-"))
-        return publication.push(save(model, Path(folder)))
+        saved = save(model, Path(folder))
+        record(model, saved, prompts, tokenizer)
+        return publication.push(saved)
 
 
 def save(model: PeftModel, folder: Path) -> Path:
@@ -135,6 +149,20 @@ def save(model: PeftModel, folder: Path) -> Path:
     return folder if active == ONE_ADAPTER else folder / active
 
 
+def record(model: PeftModel, saved: Path, prompts: Sequence[str], tokenizer: Any = None) -> None:
+    """Write what the model answers to the prompts beside its active adapter, if there are any. Raises PublishFailed."""
+    if isinstance(prompts, str):
+        raise PublishFailed("prompts is one text. Give a list of them.")
+    if not prompts:
+        return
+    # By its name: of what trains, the shared core imports nothing before somebody has it in memory.
+    recording = importlib.import_module("motet_runner.answer_recording")
+    try:
+        recording.record_model(model, saved, prompts, tokenizer)
+    except MotetError as error:
+        raise PublishFailed(f"no answers are recorded: {error.message}") from error
+
+
 class PublishCallback:
     """For the Trainer of transformers, and those that derive from it: publishes what was trained when training ends.
 
@@ -143,9 +171,10 @@ class PublishCallback:
     The adapter is saved in `published` of the Trainer's output_dir, and stays there, also if it is not published.
     """
 
-    def __init__(self, *, name: str, **how: Any) -> None:
-        """`how`: as for `publish`."""
+    def __init__(self, *, name: str, prompts: Sequence[str] = (), tokenizer: Any = None, **how: Any) -> None:
+        """`prompts`, `tokenizer` and `how`: as for `publish`."""
         self.published: Published | None = None
+        self._prompts, self._tokenizer = prompts, tokenizer
         self._publication = Publication(name=name, **how)
 
     def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
@@ -162,6 +191,7 @@ class PublishCallback:
             return
         saved = save(model, Path(args.output_dir) / "published")
         try:
+            record(model, saved, self._prompts, self._tokenizer)
             self.published = self._publication.push(saved)
         except PublishFailed as failed:
             raise PublishFailed(

@@ -1,4 +1,5 @@
-"""`motet adapter record`: has transformers and PEFT answer a few prompts with an adapter, and writes down how.
+"""`motet adapter record`, and `motet.client` with prompts: has transformers and PEFT answer a few prompts with an
+adapter, and writes down how.
 
 This runs where the adapter was trained, on the model that it was trained on. So it uses none of Motet's own code for
 models and adapters: what a runner computes is compared with it.
@@ -6,10 +7,11 @@ models and adapters: what a runner computes is compared with it.
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from motet.digest import ADAPTER_FILES, RECORD_FILE
 from motet.errors import SetupError
@@ -50,6 +52,13 @@ class Recording:
 
 def record(order: Recording) -> RecordedAnswers:
     """Write the file into the adapter's folder. Raises SetupError, which says what to change."""
+    found = answers_of_peft(order)
+    _write(order.folder / RECORD_FILE, found.encode())
+    return found
+
+
+def answers_of_peft(order: Recording) -> RecordedAnswers:
+    """Raises SetupError."""
     prompts = _checked(order.prompts)
     try:
         import peft
@@ -62,43 +71,113 @@ def record(order: Recording) -> RecordedAnswers:
     from motet_runner.execute.load.device import device_named
 
     transformers.utils.logging.disable_progress_bar()
-    try:
+    with _explained(f"use {order.folder} on {order.model}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
-        special_tokens, texts = _texts(tokenizer, order, prompts)
-        ids = [tokenizer(text, add_special_tokens=special_tokens)["input_ids"] for text in texts]
-        _check_lengths(texts, ids)
+        own = own_template(order.folder, order.model)
+        questions = _questions(tokenizer, own.text if own is not None else tokenizer.chat_template, prompts)
         base = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=getattr(torch, order.dtype))
-        quantization = getattr(base.config, "quantization_config", None)
-        if quantization is None:
+        if getattr(base.config, "quantization_config", None) is None:
             base = base.to(device_named("auto"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what one library says of another one helps nobody here
             model = peft.PeftModel.from_pretrained(base, str(order.folder)).eval()
-        with torch.inference_mode():
-            answers = [_answer(model, text, prompt, order.tokens) for text, prompt in zip(texts, ids, strict=True)]
-        found = RecordedAnswers(
-            version=1,
-            recorded_by=f"peft {peft.__version__}, transformers {transformers.__version__}"[:MAX_WORD_CHARS],
-            dtype=str(base.dtype).removeprefix("torch."),  # type: ignore[arg-type] # else it is refused here
-            quantization="" if quantization is None else _name_of(quantization),
-            special_tokens=special_tokens,
-            answers=answers,
-        )
-    except SetupError:
-        raise
-    except Exception as error:  # a model, a template or an adapter may raise anything
-        why = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        raise SetupError(f"transformers and PEFT cannot use {order.folder} on {order.model}: {why}") from error
-    _write(order.folder / RECORD_FILE, found.encode())
+        return _answers(model, questions, order.tokens)
+
+
+def record_model(
+    model: Any, folder: Path, prompts: Sequence[str], tokenizer: Any = None, tokens: int = USUAL_TOKENS
+) -> RecordedAnswers:
+    """The same with the model of a training, in memory. `folder`: where its active adapter was saved. `tokenizer`: the
+    base model's; None: the one that is where the base model came from. Raises SetupError."""
+    checked = _checked(prompts)
+    with _explained("answer with this model"):
+        if tokenizer is None:
+            tokenizer = _tokenizer_of(model)
+        own = own_template(folder, None)
+        questions = _questions(tokenizer, own.text if own is not None else tokenizer.chat_template, checked)
+        with _as_served(model):
+            found = _answers(model, questions, tokens)
+    _write(folder / RECORD_FILE, found.encode())
     return found
 
 
-def _texts(tokenizer: Any, order: Recording, prompts: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether special tokens come before them, and the prompts as the adapter's or the model's chat template has
-    them"""
-    own = own_template(order.folder, order.model)
-    template = own.text if own is not None else tokenizer.chat_template
-    return (False, [_as_chat(tokenizer, template, one) for one in prompts]) if template else (True, list(prompts))
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """A model, a template or an adapter may raise anything."""
+    try:
+        yield
+    except SetupError:
+        raise
+    except Exception as error:
+        why = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise SetupError(f"transformers and PEFT cannot {what}: {why}") from error
+
+
+def _tokenizer_of(model: Any) -> Any:
+    import transformers
+
+    name = model.peft_config[model.active_adapter].base_model_name_or_path
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise SetupError(
+            f"there is no tokenizer of the base model at {name!r}, so nothing says which tokens prompts are. Give it: "
+            "tokenizer=…"
+        ) from error
+
+
+@contextmanager
+def _as_served(model: Any) -> Iterator[None]:
+    """Without dropout, and without the mixed precision of a training: accelerate has the forward pass of a model
+    replaced, and a runner computes in the base model's own type."""
+    modes = [(module, module.training) for module in model.modules()]
+    replaced = model.__dict__.get("forward")
+    try:
+        if replaced is not None and "_original_forward" in model.__dict__:
+            model.forward = model.__dict__["_original_forward"]
+        model.eval()
+        yield
+    finally:
+        if replaced is not None:
+            model.forward = replaced
+        for module, training in modes:
+            module.training = training
+
+
+class _Questions(NamedTuple):
+    special_tokens: bool
+    """Whether special tokens come before them"""
+    texts: list[str]
+    ids: list[list[int]]
+
+
+def _questions(tokenizer: Any, template: str | None, prompts: Sequence[str]) -> _Questions:
+    """The prompts as the chat template has them, if there is one"""
+    texts = [_as_chat(tokenizer, template, one) for one in prompts] if template else list(prompts)
+    ids = [tokenizer(text, add_special_tokens=not template)["input_ids"] for text in texts]
+    _check_lengths(texts, ids)
+    return _Questions(not template, texts, ids)
+
+
+def _answers(model: Any, questions: _Questions, tokens: int) -> RecordedAnswers:
+    import peft
+    import torch
+    import transformers
+
+    base = model.get_base_model()
+    quantization = getattr(base.config, "quantization_config", None)
+    with torch.inference_mode(), torch.autocast(model.device.type, enabled=False):
+        answers = [
+            _answer(model, text, prompt, tokens) for text, prompt in zip(questions.texts, questions.ids, strict=True)
+        ]
+    return RecordedAnswers(
+        version=1,
+        recorded_by=f"peft {peft.__version__}, transformers {transformers.__version__}"[:MAX_WORD_CHARS],
+        dtype=str(base.dtype).removeprefix("torch."),  # type: ignore[arg-type] # else it is refused here
+        quantization="" if quantization is None else _name_of(quantization),
+        special_tokens=questions.special_tokens,
+        answers=answers,
+    )
 
 
 def _check_lengths(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
