@@ -1037,6 +1037,26 @@ def test_what_waits_behind_another_request_hears_when_no_runner_is_up():
     assert why.waiting_reason == "other requests wait before it"
 
 
+def test_a_request_behind_another_one_of_its_flow_is_compared_with_one_runner():
+    driver = ready()
+    for n in range(20):
+        driver.attach(f"r{n}", live=(entry(f"x{n}", 100),))
+    looked = []
+
+    class Runners(list):
+        def __iter__(self):
+            for runner in super().__iter__():
+                looked.append(runner.instance)
+                yield runner
+
+    driver.enqueue("first", base="sha256:base")
+    runners = driver.scheduler.state.by_group
+    runners[GROUP] = Runners(runners[GROUP])
+    driver.scheduler.check = lambda: None  # it recounts all
+    driver.enqueue("second", base="sha256:base")
+    assert set(looked) == {"r0"}, "the first of them could hold it, and takes work"
+
+
 def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
     driver = ready()
     driver.attach(live=(entry("x", 100),))

@@ -612,7 +612,7 @@ def test_what_a_runner_has_refused_for_a_manifest_goes_with_it():
     assert may_serve(driver) == {second.instance}, "a request still uses it"
     driver.finish("a")
     assert may_serve(driver) == {"r0", "r1"}
-    assert not driver.scheduler.runners[InstanceName(first.instance)].refused
+    assert not driver.scheduler.runners[InstanceName(first.instance)].refused.failures
 
 
 def may_serve(driver: SchedulerDriver) -> set[str]:

@@ -883,7 +883,7 @@ class Adapters:
     def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
         """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone."""
         attached = [runner for runner in runners if runner.attached]
-        refusing = [runner for runner in runners if runner.refused]
+        refusing = [runner for runner in runners if runner.refused.failures]
         for digest in [digest for digest in self.retired if digest not in in_use]:
             self._tell_of(digest)
             sources = self.retired.pop(digest)

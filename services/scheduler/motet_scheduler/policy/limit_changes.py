@@ -20,15 +20,13 @@ class LimitChanges:
         self._has_limit: Callable[[str], bool] = bool
         self._steps: Iterator[int] | None = None
         """What each step of what is under way has cost. None: nothing is."""
-
-    @property
-    def under_way(self) -> bool:
-        return self._steps is not None or bool(self._adapters)
+        self.under_way = False
 
     def note(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
         """`has_limit`: whether an adapter has a limit now."""
         self._adapters.update(adapters)
         self._has_limit = has_limit
+        self.under_way = bool(self._adapters) or self._steps is not None
 
     def go_on(self) -> None:
         left = MAX_COST
@@ -39,4 +37,5 @@ class LimitChanges:
                 self._steps = chain.from_iterable(of_each)
             if (cost := next(self._steps, 0)) == 0:
                 self._steps = None
+                self.under_way = bool(self._adapters)
             left -= cost

@@ -15,11 +15,11 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request, those_that_hold
-from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, Chosen, NeverFits, choose, nearest, never_fits
+from motet_scheduler.policy.runner_choice import Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
-from motet_scheduler.policy.waiting_reasons import STARTING, explain
+from motet_scheduler.policy.waiting_reasons import PASSING, explain
 
 PLACED_AT_ONCE = 16
 """In one event, of all groups: when a scheduler has started, or runners get more pages, thousands may fit at once.
@@ -131,7 +131,7 @@ class Placer:
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
         if not runners and len(needs) < len(state.one_of_each_capacity(request.group)):
-            found = never_fits(request, state.runners_for(request), state.config)
+            found = never_fits(request, state.each_for(request), state.config)
         else:
             found = None  # none of these, but another could hold it
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
@@ -153,7 +153,7 @@ class Placer:
             runners_of = those_that_hold(runners_of, needs)
         if request.waits_for != runners_of:
             queue.wait_for(request, runners_of, needs if not runners else state.page_needs(request))
-        if not request.waiting_reason:
+        if request.why is None:
             explain(state, request)
         return None
 
@@ -170,7 +170,7 @@ class Placer:
         state = self._state
         if request.waits_for is not None:
             return False
-        outcome = never_fits(request, state.runners_for(request), state.config)
+        outcome = never_fits(request, state.each_for(request), state.config)
         if outcome is None or not state.may_refuse(request.group):
             return False
         self._refuse(request, outcome)
@@ -193,7 +193,7 @@ class Placer:
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, state.now)
         state.of_gateways[request.gateway].placed(request)
         state.families.placed(request, runner.instance)
-        request.waiting_reason, request.waits_for_what, request.reported_position = "", "", (0, "")
+        request.why, request.waits_for_what, request.reported_position = None, "", (0, None)
         if request.draw is not None:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
@@ -262,12 +262,13 @@ class Positions:
     def report(self, request: Request, position: int) -> None:
         if request.forgotten:
             return
-        previous, why = request.reported_position
-        stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}
-        if (not request.waiting_reason or (stale and position <= EXACT_POSITIONS)) and not request.held:
+        previous, told = request.reported_position
+        stale = position <= EXPLAINED or (position <= EXACT_POSITIONS and request.why in PASSING)
+        if (request.why is None or stale) and not request.held:
             explain(self._state, request)
         moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)
-        if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
-            request.reported_position = (position, request.waiting_reason)
-            admitted, why = request.draw is None or request.draw.charged, request.waiting_reason
+        if moved or (request.why != told and position <= EXACT_POSITIONS):
+            request.reported_position = (position, request.why)
+            admitted = request.draw is None or request.draw.charged
+            why = request.waiting_reason
             self._state.emit(effects.SendPosition(request.gateway, request.id, position, why, admitted))

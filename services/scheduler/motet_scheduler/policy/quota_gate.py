@@ -123,7 +123,7 @@ class QuotaGate:
     def _hold(self, request: Request, draw: Draw, account: Account) -> None:
         now = self._state.now
         over = f"concurrency {account.limits.concurrency}" if draw.charged else draw.over(account, now, patient=True)
-        request.waiting_reason = f"{account.id} is over its {over}"
+        request.why = (account.id, " is over its ", over)
         self._state.note_event(request.id, Happening.HELD, account.id, over)
         self._quotas.wait(request, draw, account, now)
 
@@ -158,7 +158,7 @@ class QuotaGate:
         return True
 
     def _come_in(self, request: Request) -> None:
-        request.waiting_reason, request.may_run_from = "", self._state.now
+        request.why, request.may_run_from = None, self._state.now
         self._state.note_event(request.id, Happening.LET_IN)
         left = 0.0  # no limit
         if request.deadline_at is not None:

@@ -22,19 +22,17 @@ class RefusedDigests:
     """Of one start of a runner."""
 
     def __init__(self) -> None:
-        self._failures: dict[Digest, dict[str, Failure]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._failures)
+        self.failures: dict[Digest, dict[str, Failure]] = {}
+        """By digest and name. Mostly there are none, and each request and runner asks: so it is no call."""
 
     def refuse(self, digest: Digest, adapter: str, failure: Failure) -> bool:
         """`adapter`: as namespace/name. → True if it was not refused before"""
-        of_digest = self._failures.pop(digest, {})
+        of_digest = self.failures.pop(digest, {})
         name = _ANY if failure.code == AdapterUnproved.mapping.code else adapter
         new = name not in of_digest
-        self._failures[digest] = of_digest | {name: failure}
-        if len(self._failures) > MAX_REFUSED:
-            del self._failures[next(iter(self._failures))]
+        self.failures[digest] = of_digest | {name: failure}
+        if len(self.failures) > MAX_REFUSED:
+            del self.failures[next(iter(self.failures))]
         return new
 
     def accept(self, digest: Digest, adapter: str) -> bool:
@@ -47,19 +45,19 @@ class RefusedDigests:
         return self._take(digest, adapter)
 
     def _take(self, digest: Digest, *names: str) -> bool:
-        of_digest = self._failures.get(digest, {})
+        of_digest = self.failures.get(digest, {})
         left = {name: failure for name, failure in of_digest.items() if name not in names}
         if left:
-            self._failures[digest] = left
+            self.failures[digest] = left
         else:
-            self._failures.pop(digest, None)
+            self.failures.pop(digest, None)
         return len(left) < len(of_digest)
 
     def not_among(self, digests: Container[Digest]) -> list[Digest]:
         """Those of which it has not said again that it refuses them for its proof."""
-        return [digest for digest, names in self._failures.items() if _ANY in names and digest not in digests]
+        return [digest for digest, names in self.failures.items() if _ANY in names and digest not in digests]
 
     def why(self, digest: Digest, adapter: str) -> Failure | None:
         """None: it may serve it, as far as is known"""
-        of_digest = self._failures.get(digest, {})
+        of_digest = self.failures.get(digest, {})
         return of_digest.get(_ANY) or of_digest.get(adapter)

@@ -30,6 +30,9 @@ PageNeed = tuple[int, int]
 """How many pages a request needs, and how many its adapter takes beside them."""
 
 
+Reason = tuple[object, ...]
+"""Why a request waits: together, its parts are the words, which are made when somebody asks for them."""
+
 SOME_OF = "|"
 
 
@@ -138,10 +141,11 @@ class Request:
     """The pool and the revision of these: a runner of the same name may be made otherwise after a restart."""
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
-    waiting_reason: str = ""
+    why: Reason | None = None
+    """Why it waits. None: nobody has looked."""
     waits_for_what: str = ""
     """The kind of this reason, without numbers, as its timeline has it."""
-    reported_position: tuple[int, str] = (0, "")
+    reported_position: tuple[int, Reason | None] = (0, None)
     parent: RequestId | None = None
     """The first choice of the same call; None: this is it."""
     choices: int = 1
@@ -198,6 +202,10 @@ class Request:
     @property
     def waiting(self) -> bool:
         return self.placement is None
+
+    @property
+    def waiting_reason(self) -> str:
+        return "".join(map(str, self.why or ()))
 
     @property
     def forgotten(self) -> bool:

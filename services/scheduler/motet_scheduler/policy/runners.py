@@ -159,6 +159,8 @@ class Runner:
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
         self._reported_kv_pages = capacity.pages
         self._live_digests: Counter[Digest] = Counter()
+        self._least_used: Digest | None = None
+        """None: not known since requests came or left."""
         self._parked_digests: Counter[Digest] = Counter()
         self._adapter_pages: dict[Digest, int] = {}
         """Pages that each adapter in use takes from KV, of those that take any."""
@@ -179,7 +181,7 @@ class Runner:
 
     def may_serve(self, digest: Digest, adapter: str) -> bool:
         """Whether it has not refused these bytes under this name."""
-        return not self.refused or self.refused.why(digest, adapter) is None
+        return not self.refused.failures or self.refused.why(digest, adapter) is None
 
     def refuse(self, digest: Digest, adapter: str, failure: Failure) -> bool:
         """→ True if it might serve it before"""
@@ -190,14 +192,14 @@ class Runner:
 
     def accept(self, digest: Digest, adapter: str) -> bool:
         """→ True if it might not serve it before"""
-        changed = bool(self.refused) and self.refused.accept(digest, adapter)
+        changed = bool(self.refused.failures) and self.refused.accept(digest, adapter)
         if changed:
             self._adapter_moved(self, digest)
         return changed
 
     def forget_refusal(self, digest: Digest, adapter: str) -> bool:
         """What it has refused under this name alone it may serve. → True if there was such a refusal"""
-        changed = bool(self.refused) and self.refused.forget(digest, adapter)
+        changed = bool(self.refused.failures) and self.refused.forget(digest, adapter)
         if changed:
             self._adapter_moved(self, digest)
         return changed
@@ -255,8 +257,11 @@ class Runner:
     @property
     def least_used_adapter(self) -> Digest:
         """Of those that running requests use, the one that the fewest do. `BASE`: none does."""
-        least = min(self._live_digests.values(), default=0)
-        return min([one for one, used in self._live_digests.items() if used == least], default=BASE)
+        if (found := self._least_used) is None:
+            least = min(self._live_digests.values(), default=0)
+            found = min([one for one, used in self._live_digests.items() if used == least], default=BASE)
+            self._least_used = found
+        return found
 
     def adapter_pages(self, digest: Digest) -> int:
         """How many pages an adapter takes from KV while requests use it."""
@@ -448,6 +453,7 @@ class Runner:
     def _use_adapter(self, digest: Digest) -> None:
         if digest == BASE:
             return
+        self._least_used = None
         self._live_digests[digest] += 1
         if self._live_digests[digest] > 1:
             return
@@ -459,6 +465,7 @@ class Runner:
     def _leave_adapter(self, digest: Digest) -> None:
         if digest == BASE:
             return
+        self._least_used = None
         self._live_digests[digest] -= 1
         if not self._live_digests[digest]:
             self._live_digests.pop(digest)  # `del` of a Counter is slow

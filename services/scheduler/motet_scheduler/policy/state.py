@@ -10,7 +10,7 @@ After a start the state is not whole for a while. Three questions differ:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from motet.domain import BASE, NO_TENANT, Digest, InstanceName, RequestId, Tenant
@@ -204,7 +204,7 @@ class SchedulerState:
         one runner more than that it waits for ever."""
         if request.replaced and self.adapters.is_replaced(request.digest, request.adapter, request.group):
             group = self.runners_of(request.group)
-            return [one for one in group if request.digest in one.resident and _may_serve(one, request)]
+            return [one for one in _that_may_serve(group, request) if request.digest in one.resident]
         holders = self.limits.holders_at_limit(request)
         if holders is None or all(
             request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest)).never
@@ -221,7 +221,12 @@ class SchedulerState:
         runners = self.runners_of(request.group) if among is None else among
         if not request.base and request.digest == BASE:
             return runners
-        return [runner for runner in runners if _may_serve(runner, request)]
+        return [*_that_may_serve(runners, request)]
+
+    def each_for(self, request: Request) -> Iterable[Runner]:
+        """The same of all, of whom nobody looks at more than the caller asks for: mostly at one, of a thousand."""
+        holders = self.limited_to(request)
+        return _that_may_serve(self.runners_of(request.group), request) if holders is None else holders
 
     def refused_by_all(self, request: Request) -> Failure | None:
         """Why no runner of its base model may serve its adapter; None: one may, or may come."""
@@ -297,5 +302,11 @@ class SchedulerState:
         return set(self.adapter_uses).union(*(runner.adapters_in_use() for runner in self.runners.values()))
 
 
-def _may_serve(runner: Runner, request: Request) -> bool:
-    return runner.serves(request.base) and runner.may_serve(request.digest, request.adapter)
+def _that_may_serve(runners: Iterable[Runner], request: Request) -> Iterator[Runner]:
+    base, digest, adapter = request.base, request.digest, request.adapter
+    for runner in runners:
+        # `serves` and `may_serve`, but this is asked very often.
+        if (not base or base == runner.base.digest) and (
+            not runner.refused.failures or runner.refused.why(digest, adapter) is None
+        ):
+            yield runner

@@ -15,7 +15,12 @@ from motet_scheduler.policy.runner_choice import (
 )
 from motet_scheduler.policy.state import SchedulerState
 
-STARTING = "the scheduler has just started and waits for its runners"
+STARTING = Obstacle("the scheduler has just started and waits for its runners")
+UNTRIED = Obstacle(OTHERS_FIRST)
+NOBODY = Obstacle(NO_RUNNER)
+
+PASSING = frozenset({(STARTING,), (UNTRIED,), (NOBODY,)})
+"""Reasons that others soon follow: it is looked at again."""
 
 MAX_RUNNERS = 20
 """Of more, nobody reads why each does not get a request."""
@@ -31,10 +36,10 @@ def explain(state: SchedulerState, request: Request) -> None:
     """Record why a request waits. Its timeline has each kind of reason once, not each number."""
     limit = ""
     if not state.may_place:
-        why = Obstacle(STARTING)
+        why = STARTING
     elif request.waits_for is None:
         up = any(runner.takes_work for runner in state.runners_of(request.group))
-        why = Obstacle(OTHERS_FIRST if up else NO_RUNNER)
+        why = UNTRIED if up else NOBODY
     else:
         queue = state.queues[request.group]
         reserved, kept = queue.reserved_from(request), queue.kept_from(request)
@@ -45,7 +50,7 @@ def explain(state: SchedulerState, request: Request) -> None:
             why = Obstacle(REPLACED if is_limited else REFUSED)
         elif is_limited:
             limit = f"{REPLACED if request.replaced else LIMITED}: "
-    request.waiting_reason = f"{limit}{why}"
+    request.why = (limit, why) if limit else (why,)
     kind = limit + why.kind
     if request.waits_for_what != kind:
         request.waits_for_what = kind
