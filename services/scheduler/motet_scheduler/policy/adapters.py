@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ REVISION_REPLACED = ModelNotFound(
 )
 CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
+MAX_DROPPED = 64
+"""Of the digests that serve no longer, with one event"""
 MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
 """Per runner, with those that take so long that they hold up no others"""
 MAX_CHECKS_OF_A_LINE = MAX_CHECKS_AT_WORK - CHECKS_AT_ONCE
@@ -227,6 +229,8 @@ class Adapters:
         from process to process."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
+        self.more_to_drop = False
+        """Whether the next event may drop more of the same."""
         self._suspects = Suspects()
         self._withdrawn = False
         self._moved_groups: dict[GroupName, None] = {}
@@ -880,11 +884,24 @@ class Adapters:
 
     # ---------------------------------------------------------------------------------------------- out of the way
 
-    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
-        """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone."""
+    def drops(
+        self, is_in_use: Callable[[Digest], bool], runners: Collection[Runner]
+    ) -> Iterator[DropAdapter | ForgetManifest]:
+        """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone. Each
+        event asks: of many digests that stay in use, it looks at some."""
+        looked_at = [*islice(self.retired, MAX_DROPPED)]
+        unused = [digest for digest in looked_at if not is_in_use(digest)]
+        if len(self.retired) > MAX_DROPPED:
+            for digest in looked_at:
+                self.retired[digest] = self.retired.pop(digest)  # the next event looks at the others
+        if unused or self.gone:
+            yield from self._drop(unused, runners)
+        self.more_to_drop = bool(unused and self.retired)
+
+    def _drop(self, unused: Iterable[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter | ForgetManifest]:
         attached = [runner for runner in runners if runner.attached]
         refusing = [runner for runner in runners if runner.refused.failures]
-        for digest in [digest for digest in self.retired if digest not in in_use]:
+        for digest in unused:
             self._tell_of(digest)
             sources = self.retired.pop(digest)
             for name in sources:
@@ -899,12 +916,13 @@ class Adapters:
                 continue
             for runner in attached:
                 runner.forget_loads(digest)
+                self._fetch_ended(runner, digest)
                 yield DropAdapter(runner.instance, digest, source.ref)
         for ref in self.gone:
             yield from (ForgetManifest(runner.instance, ref) for runner in attached)
         self.gone.clear()
 
-    def unneeded_on(self, runner: Runner, in_use: Callable[[], Collection[Digest]]) -> Iterator[DropAdapter]:
+    def unneeded_on(self, runner: Runner, is_in_use: Callable[[Digest], bool]) -> Iterator[DropAdapter]:
         """Drop adapters in a runner's memory that nothing needs: the runner was away when they were dropped."""
         needed = self._serving_sources()
         unknown = [
@@ -913,8 +931,8 @@ class Adapters:
             if digest not in needed and digest not in self.retired and digest != BASE
         ]
         if unknown and not self.undecided():
-            used = in_use()
-            yield from (DropAdapter(runner.instance, one, AdapterRef("", "")) for one in unknown if one not in used)
+            ref = AdapterRef("", "")
+            yield from (DropAdapter(runner.instance, one, ref) for one in unknown if not is_in_use(one))
 
     # ------------------------------------------------------------------------------------------------------- holders
 
@@ -993,6 +1011,9 @@ class Adapters:
                     adapter.put(key, state.without(start))
                     self._to_tell[adapter.spec.ref.object] = None
         self._to_check = None
+        self._fetches_ended(runner)
+
+    def _fetches_ended(self, runner: Runner) -> None:
         for digest in [digest for group, digest in self._coming if group == runner.group]:
             self._fetch_ended(runner, digest)
 
@@ -1005,6 +1026,7 @@ class Adapters:
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""
         self._places_changed(None)
+        self._fetches_ended(runner)  # its loads are forgotten, too
         for digest in runner.resident:
             self._tell_of(digest)
 

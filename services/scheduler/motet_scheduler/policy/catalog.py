@@ -221,9 +221,7 @@ class CatalogPublisher:
 
     def drop_unused_adapters(self) -> None:
         if self._state.adapters.retired or self._state.adapters.gone:
-            self._state.effects += self._state.adapters.drops(
-                self._state.digests_in_use(), self._state.runners.values()
-            )
+            self._state.effects += self._state.adapters.drops(self._state.is_in_use, self._state.runners.values())
 
     def tell_changes(self) -> None:
         """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then.
@@ -252,7 +250,7 @@ class CatalogPublisher:
 
     @property
     def more_to_tell(self) -> bool:
-        return bool(self._to_report)
+        return bool(self._to_report) or self._state.adapters.more_to_drop
 
     def _report_some(self) -> None:
         """Report some of those of which something has changed, and after the last one that a new operator has heard

@@ -143,7 +143,7 @@ class RunnerEvents:
         if resident is not None:
             self._state.adapters.residency_reported(runner, resident)
         if self._state.catalog_known:
-            self._state.effects += self._state.adapters.unneeded_on(runner, self._state.digests_in_use)
+            self._state.effects += self._state.adapters.unneeded_on(runner, self._state.is_in_use)
 
     def declined(self, event: events.RunnerDeclined) -> None:
         request, runner = self._state.requests.get(event.request), self._state.runners.get(event.instance)

@@ -415,8 +415,7 @@ class Runner:
             self._adapter_moved(self, digest)
 
     def _has(self, digest: Digest) -> bool:
-        used = digest in self._live_digests or digest in self._parked_digests
-        return used or digest in self._loading or (digest != BASE and self.tier_of(digest) is Tier.DEVICE)
+        return self.uses(digest) or digest in self._loading or (digest != BASE and self.tier_of(digest) is Tier.DEVICE)
 
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:
@@ -530,9 +529,9 @@ class Runner:
     def holds(self, request: RequestId, epoch: int) -> bool:
         return (request, epoch) in self.entries or self.parked_under((request, epoch)) is not None
 
-    def adapters_in_use(self) -> set[Digest]:
-        """Digests of the adapters that running or parked requests use."""
-        return {*self._live_digests, *self._parked_digests}
+    def uses(self, digest: Digest) -> bool:
+        """Whether running or parked requests use this adapter."""
+        return digest in self._live_digests or digest in self._parked_digests
 
     def check(self) -> None:
         """Recount. Raises AssertionError if ledger, entries and counters differ."""

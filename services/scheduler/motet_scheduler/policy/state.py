@@ -298,8 +298,9 @@ class SchedulerState:
     def runner_of(self, placement: Placement) -> Runner | None:
         return self.current(placement.instance, placement.incarnation)
 
-    def digests_in_use(self) -> set[Digest]:
-        return set(self.adapter_uses).union(*(runner.adapters_in_use() for runner in self.runners.values()))
+    def is_in_use(self, digest: Digest) -> bool:
+        """Whether a request has this adapter, or a runner has one that it alone names."""
+        return digest in self.adapter_uses or any(runner.uses(digest) for runner in self.limits.having(digest))
 
 
 def _that_may_serve(runners: Iterable[Runner], request: Request) -> Iterator[Runner]:
