@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice, takewhile
+from math import inf
 from operator import attrgetter
 
 from motet.domain import Digest, Tenant
@@ -52,7 +53,7 @@ class ClassQueue:
         """That passed somebody."""
         self._passes: dict[str, Passes] = {}
         """By what those wait for that were passed."""
-        self._overdue: Sequence[Request] | None = None
+        self.known_overdue: Sequence[Request] | None = None
         """None: not known since a head came, left or was passed."""
         self._left_over = False
         """Whether `_passes` has some that nobody waited for when it was last looked."""
@@ -86,7 +87,7 @@ class ClassQueue:
         self.size -= 1
         if not self.size:
             self._passes.clear()
-            self._overdue = None
+            self.known_overdue = None
 
     def charge(self, request: Request, cached: int) -> float:
         """It was placed, on a runner that has `cached` tokens of its prompt: the others of its tenant have their turns
@@ -112,7 +113,7 @@ class ClassQueue:
         if share.counter == before or not self._passes:
             return
         if self._left_over:
-            self._overdue = None
+            self.known_overdue = None
         passes, most = self._passes, self._max_passed_over
         for flow in share.flows.values():
             request = flow[0][3]
@@ -120,7 +121,7 @@ class ClassQueue:
             if request.passes < most and request.waits_for in passes and request.charge is None:
                 head = (before, request.turn_at, request.sequence, request)
                 if passes[request.waits_for].count(head, self._placements):
-                    self._overdue = None
+                    self.known_overdue = None
 
     def _keep_passes(self, request: Request) -> None:
         """Those that passed it where it waited: it leaves, and may come back."""
@@ -201,7 +202,7 @@ class ClassQueue:
         self.untried_heads = OrderedHeads()
         self.waiting.clear()
         self._some_of.clear()
-        self._overdue = None
+        self.known_overdue = None
 
     def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
         """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
@@ -214,13 +215,32 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, room: Room, small: int, examined: int, highest: float | None) -> list[Head]:
-        """Those that wait for room on this runner, and fit there: few of those that wait for the same
-        (`Waiting.that_fit_in`)."""
+    def that_fit(
+        self, rooms: Mapping[Runner, Room], examined: int, highest: float | None, *, lacking: bool
+    ) -> Collection[Head]:
+        """Those that wait for one of these rooms, and fit there (`Waiting.that_fit`): few of those that wait for the
+        same. The last places are for tenants with at most the counter `highest`, and if they are `lacking`, all room
+        is. None: they are for no tenant."""
         found: list[Head] = []
-        for one in self._names_for(runner):
-            found += self.waiting[one].that_fit_in(runner, room, small, examined, highest)
-        return found
+        sources = 0
+        for runner, room in rooms.items():
+            whole, small, above, _ = room
+            if highest == inf:
+                small = whole
+            elif lacking:
+                small = 0
+            if not small and highest is None and above >= whole:
+                continue
+            capacity = id(runner.capacity)
+            for one in self._names_for(runner):
+                waiting = self.waiting[one]
+                least = waiting.least(capacity)
+                if least > small and (least > whole or (above >= whole and not waiting.has_up_to(highest))):
+                    continue  # mostly
+                if fit := waiting.that_fit_in(runner, room, small, examined, highest):
+                    found += fit
+                    sources += 1
+        return set(found) if sources > 1 else found
 
     def firsts(self) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first."""
@@ -283,7 +303,7 @@ class ClassQueue:
                 if runners_of not in self._passes:
                     self._passes[runners_of] = Passes(self._max_passed_over)
                 if self._passes[runners_of].add(self._placements, order):
-                    self._overdue = None
+                    self.known_overdue = None
 
     def is_overdue(self, request: Request) -> bool:
         """Whether it waits for room, and was passed over as often as allowed."""
@@ -292,9 +312,9 @@ class ClassQueue:
 
     def overdue(self) -> Sequence[Request]:
         """In order: of those that were tried and wait for the same, the one that is overdue."""
-        if self._overdue is None:
-            self._overdue = self._find_overdue()
-        return self._overdue
+        if self.known_overdue is None:
+            self.known_overdue = self._find_overdue()
+        return self.known_overdue
 
     def _find_overdue(self) -> Sequence[Request]:
         found: list[Request] = []
@@ -317,7 +337,7 @@ class ClassQueue:
     def _note_head(self, runners_of: str, request: Request) -> None:
         """It has come to those that wait for these, or leaves."""
         if (passes := self._passes.get(runners_of)) is not None and passes.may_change(request):
-            self._overdue = None
+            self.known_overdue = None
 
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The first `most` overdue ones that wait for the same."""

@@ -103,6 +103,8 @@ class Queue:
         self._idle = IdlePages(config, self.token_costs)
         self._leaving: dict[Runner, Digest | None] = {}
         """`leaving_first` of each reserved one, by which others were tried there last."""
+        self._overdue: dict[str, Request] = {}
+        """As long as each class knows its own ones."""
         self._considered: dict[str, Request] | None = None
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
@@ -187,7 +189,7 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        if self.freed or self.untried or self.limit_changes.under_way or not self.overdue_are_considered:
+        if self.freed or self.limit_changes.under_way or self.untried or not self.overdue_are_considered:
             return True
         return self._size > 0 and (self.last_places_moved or bool(self.rooms.grown))
 
@@ -213,7 +215,9 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        return any(class_queue.untried_heads.of for class_queue in self.class_queues.values())
+        return bool(
+            [one for one in self.class_queues.values() if one.untried_heads.of]
+        )  # `any` is slow: each event asks
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -345,11 +349,13 @@ class Queue:
                 if need.room <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
                     yield outcome
         last: Head | None = None
-        untried, left, rooms = config.tenants_examined, True, self._rooms(request_class)
-        while left and (rooms or class_queue.untried_heads.of or self._behind):
-            left = False
-            to_try, behind = self._to_try(request_class, rooms, last, config, untried)
-            for head in to_try:
+        untried = config.tenants_examined
+        while True:
+            rooms = self._rooms(request_class)
+            fit, behind = self._that_fit(request_class, rooms, config) if rooms or self._behind else ((), None)
+            if not (fit or class_queue.untried_heads.of or self._behind):
+                return  # mostly
+            for head in class_queue.to_try(fit, last, untried):
                 request = head[3]
                 first = request.waits_for is None
                 anywhere = first or (self._behind and self.headroom.is_for_lowest(request))
@@ -363,12 +369,13 @@ class Queue:
                 if outcome is Outcome.REFUSED:
                     untried -= first  # a tenant may have many to refuse
                 # Less may be free now, and the next of its flow is untried.
-                last, left, rooms = head, True, self._rooms(request_class)
+                last = head
                 break
             else:
                 tried = self._behind and not class_queue.untried_heads.of
                 if tried and request_class is self.headroom.standing().request_class:
                     self._note_tried(request_class, behind)
+                return
 
     def _note_tried(self, request_class: RequestClass, last: Head | None) -> None:
         """Of this class, those given least were tried up to `last`. None: up to the end."""
@@ -422,37 +429,21 @@ class Queue:
             if self.headroom.opened_since(stood):  # however many they are: those that fit are found by what they need
                 self.freed.update(dict.fromkeys(self.rooms))
 
-    def _to_try(
-        self,
-        request_class: RequestClass,
-        rooms: Mapping[Runner, Room],
-        last: Head | None,
-        config: SchedulerConfig,
-        untried: int,
-    ) -> tuple[list[Head], Head | None]:
-        """Untried requests, and those that fit on these runners: for their last places, only those who may have them.
-        If these have to be tried anywhere, few are, and the last of these is returned, too."""
+    def _that_fit(
+        self, request_class: RequestClass, rooms: Mapping[Runner, Room], config: SchedulerConfig
+    ) -> tuple[Collection[Head], Head | None]:
+        """Those that were tried and fit on these runners: for their last places, only those who may have them. If these
+        have to be tried anywhere, few are, and the last of these is returned, too."""
         class_queue, examined = self.class_queues[request_class], config.tenants_examined
-        found: list[Head] = []
-        sources, behind = 0, None
-        if class_queue.waiting and (rooms or self._behind):
-            highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
-            is_open = highest == inf
-            if self._behind and highest is not None and not is_open:
-                after = self._behind_from.get(request_class)
-                first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, after)
-                found += first
-                sources += bool(first)
-            for runner, room in rooms.items():
-                small = room.whole if is_open else 0 if lacking else room.small
-                if not small and highest is None and room.above >= room.whole:
-                    continue  # all of it is kept for others
-                if fit := class_queue.that_fit(runner, room, small, examined, highest):
-                    found += fit
-                    sources += 1
-        if not found and not class_queue.untried_heads.of:  # mostly
-            return found, behind
-        return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind
+        if not class_queue.waiting:
+            return (), None
+        highest = self.headroom.standing().highest(request_class)
+        fit = class_queue.that_fit(rooms, examined, highest, lacking=self.rooms.lacking)
+        if not self._behind or highest is None or highest == inf:
+            return fit, None
+        after = self._behind_from.get(request_class)
+        first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, after)
+        return {*fit, *first}, behind
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
@@ -495,7 +486,12 @@ class Queue:
     def overdue(self) -> dict[str, Request]:
         """The first overdue request of the most urgent class, of those that wait for the same: in the order in which
         runners are reserved."""
-        found: dict[str, Request] = {}
+        for class_queue in self.class_queues.values():  # no generator: each event asks
+            if class_queue.known_overdue is None:
+                break
+        else:
+            return self._overdue
+        found = self._overdue = {}
         for class_queue in self.class_queues.values():
             for request in class_queue.overdue():
                 assert request.waits_for is not None

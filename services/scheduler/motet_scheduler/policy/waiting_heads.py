@@ -36,7 +36,7 @@ def between(above: int, free: int, by_size: list[Sized], most: int) -> list[Size
 
 def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
     """Those that may run there if there is room."""
-    instance, resident, refuses = runner.instance, runner.resident, bool(runner.refused)
+    instance, resident, refuses = runner.instance, runner.resident, bool(runner.refused.failures)
     for head in heads:
         request = head[3]
         if instance in request.avoid or (request.replaced and request.digest not in resident):
@@ -170,21 +170,27 @@ class Waiting:
         """Those that some runner could hold: once for each capacity."""
         return chain.from_iterable(line.with_adapter(digest) for line in self.lines.values())
 
+    def least(self, capacity: CapacityId) -> float:
+        """How many pages one of them needs at least there."""
+        line = self.lines.get(capacity)
+        return line.by_size[0][0] if line is not None and line.by_size else inf
+
+    def has_up_to(self, highest: float | None) -> bool:
+        """Whether one of them has at most this counter. None: none may have it."""
+        return highest is not None and self.heads.first()[0] <= highest
+
     def that_fit_in(
         self, runner: Runner, room: Room, small: int, examined: int, highest: float | None
     ) -> Iterable[Head]:
         """Those that fit in this room (`that_fit`): of those that need more than `small` pages, the ones that leave the
         last places, and those of tenants with at most the counter `highest`. None: no tenant may have these."""
-        line = self.lines.get(id(runner.capacity))
-        if line is None or not line.by_size:
-            return ()
-        whole, above, leaving = room.whole, room.above, room.leaving
-        least = line.by_size[0][0]
-        found = self.that_fit(runner, small, examined, leaving=leaving) if least <= small else []
+        whole, _, above, leaving = room
+        found = self.that_fit(runner, small, examined, leaving=leaving) if small else []
         if small < whole:
             if above < whole:
                 found += self.that_fit(runner, whole, examined, above=above, leaving=leaving)
-            if highest is not None and least <= whole and self.heads.first()[0] <= highest:
+            if self.has_up_to(highest):
+                assert highest is not None
                 # Also smaller ones: for an adapter that is not there, they need pages that only the whole room has.
                 found += self.that_fit(runner, whole, examined, highest=highest, leaving=leaving)
                 return set(found)
@@ -212,6 +218,8 @@ class Waiting:
             few = self._up_to(highest, capacity, above, free)
         else:
             few = between(above, free, line.by_size, max(examined, MAX_FEW))
+        if few is not None and not few:
+            return []  # mostly
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
