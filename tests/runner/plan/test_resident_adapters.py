@@ -162,6 +162,23 @@ def test_a_load_whose_disk_does_not_answer_keeps_no_others_from_theirs(pages: tu
     assert set(device.finished) == {"plain", *"uvxy"}
 
 
+def test_loads_whose_disks_do_not_answer_keep_no_others_from_theirs_however_many_they_are() -> None:
+    planner = make_planner(pages=40, max_adapters=8, max_loads=2)
+    device = FakeDevice(planner)
+    device.hung = {"u", "v", "w"}
+    planner.commands.add(new("plain", max_tokens=200))
+    for adapter in "uvwxy":
+        planner.commands.add(new(adapter, adapter=adapter))
+        know(planner, **{adapter: 2})
+        device.step()
+    for _ in range(100):
+        device.step()
+    assert set(device.finished) == {*"xy"}
+    device.hung.clear()
+    device.run()
+    assert set(device.finished) == {"plain", *"uvwxy"}
+
+
 def test_the_worker_does_not_hear_of_a_load_that_ends_before_it_is_told() -> None:
     planner = make_planner(pages=8)
     know(planner, x=4)

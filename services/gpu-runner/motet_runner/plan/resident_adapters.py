@@ -35,7 +35,9 @@ from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, ProofStep
 
 MAX_LOADS = 4
-"""How many adapters load at a time"""
+"""How many adapters load at a time. Those whose disks do not answer do not count."""
+MAX_SILENT = 16
+"""With this number of the latter, no other load begins: each has a thread, and memory of the host."""
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
 """How many bytes the runs of all adapters that load have, if there is more than one: more would only wait for each
 other's copies, in the host's memory. Those whose disks do not answer do not count."""
@@ -175,7 +177,7 @@ class ResidentAdapters:
     @property
     def loads_wait(self) -> bool:
         """True if sequences wait for adapters, and no such adapter can get its pages."""
-        return not self._loading and any(map(self._is_awaited, self._wanted))
+        return not self._answering and any(map(self._is_awaited, self._wanted))
 
     @property
     def loads_lack_pages(self) -> bool:
@@ -316,7 +318,7 @@ class ResidentAdapters:
             wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
         for digest in wanted:
             waits = self._is_live(digest)
-            if not self._could_begin(digest) if waits else self._loading:
+            if not self._could_begin(digest) if waits else self._answering:
                 continue
             if not self._fits_beside_loads(digest):
                 return None  # nobody passes it, or it could wait for ever
@@ -442,7 +444,8 @@ class ResidentAdapters:
         self._budget.check(held, cached)
         here = {digest for digest, known in self._known.items() if known.arrived}
         loading = self._loading.keys()
-        assert len(loading) <= self._max_loads, loading
+        assert self._answering <= self._max_loads, loading
+        assert len(self._silent) <= MAX_SILENT + self._max_loads, self._silent
         assert {load.number for load in self._begun} <= {load.number for load in self._loading.values()}, self._begun
         assert self._silent <= loading, (self._silent, loading)
         assert set(self._budget.adapters) == here | loading, (self._budget.adapters, here, loading)
@@ -479,15 +482,20 @@ class ResidentAdapters:
     def _proves_beside_nobody(self) -> bool:
         """True if an adapter is to be loaded for its proof, and no sequence can run: it need not wait for its turn.
         Those on the device are proved first, so that none leaves before."""
-        if self._loading or not self.proofs:
+        if self._answering or not self.proofs:
             return False
         if any(one == BASE or one in self._known for one in self._table.live_adapters()):
             return False
         return not any(map(self._has_arrived, self.proofs))
 
     @property
+    def _answering(self) -> int:
+        """How many adapters load whose disks answer"""
+        return len(self._loading) - len(self._silent)
+
+    @property
     def _loads_are_full(self) -> bool:
-        return len(self._loading) >= self._max_loads
+        return self._answering >= self._max_loads or len(self._silent) >= MAX_SILENT
 
     def _fits_beside_loads(self, digest: Digest) -> bool:
         pages = [self._known[one].pages for one in self._loading if one not in self._silent]
