@@ -56,7 +56,8 @@ class ReplicaLoads:
     def _look(self, group: GroupName, before: dict[Digest, ReplicaDemand]) -> dict[Digest, ReplicaDemand]:
         """`before`: what was wanted on more than one runner at the last look. → what is now"""
         state, runners = self._state, self._state.runners_of(group)
-        fits, ordered, now = size_of(runners), 0, {}
+        fits, ordered = size_of(runners), 0
+        now: dict[Digest, ReplicaDemand] = {}
         many = [digest for digest, uses in state.adapter_uses.items() if uses > fits] if len(runners) > 1 else []
         for digest in dict.fromkeys((*before, *many)):
             if len(now) == MAX_WANTED:
