@@ -113,7 +113,7 @@ class DeviceBudget:
         """In the same order."""
         return self._runs.items()
 
-    def __contains__(self, adapter: Digest) -> bool:
+    def __contains__(self, adapter: object) -> bool:
         return adapter in self._runs
 
     def __len__(self) -> int:
