@@ -105,6 +105,56 @@ def test_adapters_that_sequences_wait_for_load_side_by_side() -> None:
     assert set(device.finished) == {"plain", *"uvxyz"}
 
 
+@pytest.mark.parametrize("max_adapters", [2, 8])
+def test_tenants_take_turns_to_load_however_many_adapters_one_waits_for(max_adapters: int) -> None:
+    """Also where they wait for a place among the device's adapters."""
+    planner = make_planner(pages=100, max_adapters=max_adapters, places=32, max_loads=1)
+    device = FakeDevice(planner)
+    many, few, others = "abcdefgh", "rst", "xyz"
+    for adapter in many + few + others:
+        tenant = "many" if adapter in many else "few" if adapter in few else "other"
+        planner.commands.add(new(adapter, adapter=adapter, tenant=tenant, max_tokens=3))
+    know(planner, **dict.fromkeys(many + few + others, 2))
+    device.run()
+    assert [one.digest for one in happened(device, AdapterLoaded)] == [*"arxbsyctzdefgh"]
+
+
+def test_a_tenant_that_comes_later_loads_next() -> None:
+    planner = make_planner(pages=100, max_adapters=16, places=32, max_loads=1)
+    device = FakeDevice(planner)
+    for adapter in "abcdefgh":
+        planner.commands.add(new(adapter, adapter=adapter, tenant="many"))
+    know(planner, **dict.fromkeys("abcdefghxy", 2))
+    while len(happened(device, AdapterLoaded)) < 3:
+        device.step()
+    planner.commands.add(new("x", adapter="x", tenant="few"))
+    planner.commands.add(new("y", adapter="y", tenant="few"))
+    device.run()
+    loaded = "".join(one.digest for one in happened(device, AdapterLoaded))
+    assert loaded.index("x") < 6, loaded
+    assert loaded.index("y") < 8, loaded
+
+
+def test_an_adapter_of_several_tenants_loads_at_the_first_of_their_turns() -> None:
+    planner = make_planner(pages=100, max_adapters=16, places=32, max_loads=1)
+    device = FakeDevice(planner)
+    for adapter in "abcdef":
+        planner.commands.add(new(adapter, adapter=adapter, tenant="many"))
+    planner.commands.add(new("of another", adapter="f", tenant="few"))
+    know(planner, **dict.fromkeys("abcdef", 2))
+    device.run()
+    assert [one.digest for one in happened(device, AdapterLoaded)][:3] == ["a", "f", "b"]
+
+
+def test_what_sequences_wait_for_loads_before_what_nobody_waits_for() -> None:
+    planner = make_planner(pages=100, max_adapters=16, max_loads=1)
+    device = FakeDevice(planner)
+    know(planner, u=2, v=2, x=2)
+    planner.commands.add(new("a", adapter="x"))
+    device.run()
+    assert [one.digest for one in happened(device, AdapterLoaded)] == ["x", "u", "v"]
+
+
 def test_what_nobody_waits_for_begins_to_load_alone_and_is_copied_last() -> None:
     planner = make_planner(pages=40, max_adapters=8)
     device = FakeDevice(planner)

@@ -3,7 +3,8 @@
 An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
 when all of it has arrived. All sequences that wait for an adapter share its load. A load may take several iterations.
 So others that sequences wait for begin meanwhile: few, and small ones, because what one iteration copies is bounded.
-They do not wait for one whose disk does not answer.
+They do not wait for one whose disk does not answer. What sequences wait for begins first. Tenants take turns, however
+many adapters one of them waits for; within a tenant, the oldest is first.
 
 An adapter with live sequences stays, also if they wait to begin. Others leave for an adapter that a sequence waits for,
 or for KV, as `device_budget` says: those that parked sequences need after the rest, and those that the platform wants
@@ -25,7 +26,7 @@ from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import ProofOrder
-from motet_runner.interface import AdapterEvicted, AdapterLeftHost, AdapterLoaded, ProofEnded
+from motet_runner.interface import AdapterEvicted, AdapterLeftHost, AdapterLoaded, ProofEnded, State
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.device_budget import DeviceBudget, Grant, IsLive
 from motet_runner.plan.host_adapters import HostAdapters
@@ -105,6 +106,8 @@ class ResidentAdapters:
         """How many loads have begun."""
         self._wrong_slabs: dict[Digest, str] = {}
         """What they hold is wrong. None is read again: it stays if the disk takes no writes, or does not answer."""
+        self._turns: dict[str, int] = {}
+        """How many had begun after the last load for each tenant that waits, or when it came"""
         self._begun: list[AdapterLoad] = []
         self._evicted: list[Digest] = []
 
@@ -313,10 +316,8 @@ class ResidentAdapters:
         alone = self._proves_beside_nobody
         if alone and (first := self.proofs.first_outside(self._budget)) is not None:
             self.want(first)
-        turn, wanted = self.proofs.turn, list(self._wanted)
-        if self.proofs:
-            wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
-        for digest in wanted:
+        tenants = self._tenants_waiting() if len(self._wanted) > 1 else {}
+        for digest in self._in_turn(tenants):
             waits = self._is_live(digest)
             if not self._could_begin(digest) if waits else self._answering:
                 continue
@@ -334,6 +335,7 @@ class ResidentAdapters:
                 self._gone(evicted)
             del self._wanted[digest]
             self._loads += 1
+            self._turns |= dict.fromkeys(tenants.get(digest, ()), self._loads)
             layout = self._known[digest].layout
             if self._has_wrong_slab(digest):
                 layout = replace(layout, slab="")
@@ -487,6 +489,26 @@ class ResidentAdapters:
         if any(one == BASE or one in self._known for one in self._table.live_adapters()):
             return False
         return not any(map(self._has_arrived, self.proofs))
+
+    def _tenants_waiting(self) -> dict[Digest, set[str]]:
+        """Whose sequences wait for each adapter"""
+        tenants: dict[Digest, set[str]] = {}
+        for sequence in self._table:
+            if sequence.state is State.LOADING:
+                tenants.setdefault(sequence.adapter, set()).add(sequence.tenant)
+        return tenants
+
+    def _in_turn(self, tenants: dict[Digest, set[str]]) -> list[Digest]:
+        """The adapters to load, in the order in which they begin"""
+        waiting = {one for those in tenants.values() for one in those}
+        self._turns = {one: self._turns.get(one, self._loads) for one in waiting}
+        first = self.proofs.turn
+
+        def place(digest: Digest) -> tuple[bool, bool, int]:
+            turns = (self._turns[one] for one in tenants.get(digest, ()))
+            return digest != first, not self._is_live(digest), min(turns, default=0)
+
+        return sorted(self._wanted, key=place)
 
     @property
     def _answering(self) -> int:
