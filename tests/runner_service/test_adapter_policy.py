@@ -25,6 +25,7 @@ from motet.digest import adapter_digest
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible, AdapterUnproved, MotetError
 from motet.runner_info import Failure
+from motet_runner.adapters.adapter_files import FILE_THREADS
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
@@ -36,6 +37,7 @@ from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
+from motet_runner.adapters.policy.turns import MAX_CHECKS, Turns
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.adapters.residency import Residency
@@ -92,6 +94,7 @@ class Runner:
             clock=shared.clock,
             failures=SourceFailures(),
             proves_with=KERNELS[0],
+            turns=Turns(1),
         )
         self.kernels = KERNELS[0]
         self.to_prove: dict[Digest, ProofOrder] = {}
@@ -516,7 +519,7 @@ class Told:
 def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first() -> None:
     """The look that the failure has begun answers later: nothing of before the failure counts meanwhile."""
     told = Told()
-    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, CERTIFIED)
     (find,) = told.order(an_order(1))
     assert effects.Succeed(1, DIGEST) in told.answered(find.number, held)
     told.engine_failed(DIGEST)
@@ -527,7 +530,7 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
 
 def test_an_adapter_whose_template_is_lost_is_checked_once_and_then_serves() -> None:
     told = Told()
-    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, CERTIFIED)
     (find,) = told.order(an_order(1))
     told.answered(find.number, held)
     (check,) = told.template_lost(DIGEST)
@@ -542,7 +545,7 @@ def test_an_adapter_whose_template_is_lost_is_checked_once_and_then_serves() -> 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_the_engine_is_told_after_a_look_at_the_folder_what_was_pinned_meanwhile(looks: str, pinned: bool) -> None:
     told = Told()
-    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, CERTIFIED)
     told.pin(frozenset() if pinned else {DIGEST})
     (find,) = told.order(an_order(1))
     (load,) = [one for one in told.answered(find.number, held) if isinstance(one, LoadAdapter)]
@@ -567,7 +570,7 @@ def test_the_engine_is_told_after_a_look_at_the_folder_what_was_pinned_meanwhile
 def test_what_was_pinned_while_an_adapter_was_to_be_dropped_is_told_once_it_stays() -> None:
     told = Told(users_of=lambda _: 1)
     (find,) = told.order(an_order(1))
-    certified = Certification.of(scheduler_pb2.Certificate(), None)
+    certified = CERTIFIED
     told.answered(find.number, Held(DIGEST, 1, (1, 1), None, certified))
     told.engine_has(DIGEST, on_device=True)
     told.drop(DIGEST)
@@ -576,6 +579,7 @@ def test_what_was_pinned_while_an_adapter_was_to_be_dropped_is_told_once_it_stay
 
 
 DIGEST = Digest("sha256:" + "a" * 64)
+CERTIFIED = Certification.of(scheduler_pb2.Certificate(), AdapterLayout.of(Path("nowhere"), FileStamp(0, 0, 0), 4, ()))
 
 
 def an_order(number: int, source: str = "https://acme/", expected: str = DIGEST) -> Order:
@@ -589,7 +593,7 @@ def kinds(done: list[Any]) -> list[type]:
 
 def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
     told = Told(capacity=0)
-    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, CERTIFIED)
     (find,) = told.order(an_order(1))
     *_, listing = told.answered(find.number, held)
     told.answered(listing.number, CacheContents((Cached(DIGEST),)))  # the one that was ordered just now is spared
@@ -609,7 +613,7 @@ def test_thousands_of_folders_are_looked_at_in_a_few_calls_one_after_the_other()
     digests = [Digest(f"sha256:{number:064}") for number in range(1200)]
     for number, digest in enumerate(digests):
         (find,) = told.order(an_order(number, expected=digest))
-        held = Held(digest, 1, (1, number), None, Certification.of(scheduler_pb2.Certificate(), None))
+        held = Held(digest, 1, (1, number), None, CERTIFIED)
         told.answered(find.number, held)
     (first,) = told.tick()
     assert told.tick() == [], "the disk is slow"
@@ -627,7 +631,7 @@ def test_an_adapter_that_is_dropped_during_its_check_is_not_loaded_and_soon_forg
     (find,) = told.order(an_order(1))
     (check,) = told.answered(find.number, Held(DIGEST, 1, (1, 1), None))
     told.drop(DIGEST)
-    done = told.answered(check.number, Certification.of(scheduler_pb2.Certificate(), None))
+    done = told.answered(check.number, CERTIFIED)
     assert kinds(done) == [effects.Succeed, effects.ListCache]
     assert effects.Release in kinds(told.tick())
     assert told.policy.get(DIGEST) is None
@@ -642,6 +646,70 @@ def test_who_comes_during_a_fetch_that_fails_gets_a_fetch_of_what_is_there_then(
     (second,) = (effect for effect in done if isinstance(effect, effects.Fetch))
     done = told.answered(second.number, Failure("adapter_fetch_failed", "no config"))
     assert [effect.who for effect in done] == [2]
+
+
+def digest_of(number: int) -> Digest:
+    return Digest(f"sha256:{number:064x}")
+
+
+def to_fetch(number: int, namespace: str = "many") -> Order:
+    ref = common_pb2.AdapterRef(namespace=namespace, name=f"a{number}")
+    request = fetch(f"file:/{number}", namespace=namespace, expected=digest_of(number), digest_verified=False)
+    return Order(number, ref, request, load=True)
+
+
+def checks_of(told: Told, number: int, namespace: str = "many", inode: int = 1) -> list[effects.Check]:
+    """That begin when an order has its folder"""
+    (find,) = told.order(to_fetch(number, namespace))
+    return checks_in(told.answered(find.number, Held(digest_of(number), 1, (inode, number), None)))
+
+
+def checks_in(done: list[Any]) -> list[effects.Check]:
+    return [effect for effect in done if isinstance(effect, effects.Check)]
+
+
+def test_a_fetch_says_whether_a_request_waits_for_it() -> None:
+    told = Told()
+    told.use(digest_of(1), 1e9)  # it was announced
+    for number, awaited in ((1, True), (2, False)):
+        (find,) = [one for one in told.order(to_fetch(number)) if isinstance(one, effects.Find)]
+        done = told.answered(find.number, None)
+        assert [one.awaited for one in done if isinstance(one, effects.Fetch)] == [awaited]
+
+
+def test_checks_of_a_namespace_leave_a_thread_to_others() -> None:
+    told = Told(capacity=99)
+    assert MAX_CHECKS < FILE_THREADS
+    begun = [one for number in range(6) for one in checks_of(told, number)]
+    assert len(begun) == MAX_CHECKS
+    assert len(checks_of(told, 100, "few")) == 1
+    checked = []
+    while begun:
+        one = begun.pop(0)
+        checked.append(one.held.digest)
+        begun += checks_in(told.answered(one.number, Failure("adapter_incompatible", "no")))
+        assert len(begun) <= MAX_CHECKS
+    assert checked == [digest_of(number) for number in range(6)]
+
+
+def test_what_a_request_waits_for_is_checked_before_what_nobody_waits_for() -> None:
+    told = Told(capacity=99)
+    (first, *_) = [one for number in range(MAX_CHECKS + 3) for one in checks_of(told, number)]
+    told.request_waits(1000, digest_of(MAX_CHECKS + 2), f"many/a{MAX_CHECKS + 2}")
+    done = told.answered(first.number, Failure("adapter_incompatible", "no"))
+    assert [one.held.digest for one in checks_in(done)] == [digest_of(MAX_CHECKS + 2)]
+
+
+def test_a_check_that_nobody_expects_any_more_does_not_begin() -> None:
+    """Its folder was replaced while it waited for its turn."""
+    told = Told(capacity=99)
+    begun = [one for number in range(MAX_CHECKS + 2) for one in checks_of(told, number)]
+    assert checks_of(told, MAX_CHECKS, inode=2) == []
+    inodes = []
+    for one in begun:
+        done = told.answered(one.number, Failure("adapter_incompatible", "no"))
+        inodes += [each.held.inode for each in checks_in(done)]
+    assert inodes == [(1, MAX_CHECKS + 1), (2, MAX_CHECKS)]
 
 
 def fetch(source: str, **how: Any) -> FetchRequest:

@@ -8,11 +8,12 @@ import asyncio
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from motet_runner.turn_queue import TurnQueue
 
 IDLE_SECONDS = 10.0
 
@@ -37,14 +38,14 @@ class _Call:
 
 
 class DaemonThreads:
-    """Runs calls in order, at most `most` at a time. A call hangs if it takes longer than `seconds`, or than its own
-    limit."""
+    """Runs calls, at most `most` at a time: in order, but that owners take turns, and urgent ones come first. A call
+    hangs if it takes longer than `seconds`, or than its own limit."""
 
     def __init__(self, name: str, most: int, *, seconds: float = math.inf) -> None:
         self._name = name
         self._most = most
         self._seconds = seconds
-        self.calls: deque[_Call] = deque()
+        self.calls = TurnQueue[_Call]()
         self._running: set[_Call] = set()
         self._changed = threading.Condition()
         self._threads = 0
@@ -55,9 +56,9 @@ class DaemonThreads:
         """True if no thread runs or hangs."""
         return self._threads == 0
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], T], *, owner: str = "", urgent: bool = False) -> Future[T]:
         """A call that has not begun can be cancelled."""
-        return self._add(call, self._seconds).future
+        return self._add(call, self._seconds, owner=owner, urgent=urgent).future
 
     async def run(
         self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None, seconds: float | None = None
@@ -73,13 +74,13 @@ class DaemonThreads:
 
         return await result_of(added.future, seconds_left, discard)
 
-    def _add(self, work: Callable[[], Any], seconds: float) -> _Call:
+    def _add(self, work: Callable[[], Any], seconds: float, *, owner: str = "", urgent: bool = False) -> _Call:
         call = _Call(work, seconds, Future())
         with self._changed:
             if self._idle <= len(self.calls) and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
-            self.calls.append(call)
+            self.calls.add(call, owner, urgent=urgent)
             self._changed.notify()
         call.future.add_done_callback(self._forget_cancelled)
         return call
@@ -106,7 +107,7 @@ class DaemonThreads:
         """Cancelled calls must not pile up behind a call that hangs for days."""
         if future.cancelled():
             with self._changed:
-                self.calls = deque(call for call in self.calls if call.future is not future)
+                self.calls.keep(lambda call: call.future is not future)
 
     def _next(self) -> _Call | None:
         with self._changed:
@@ -114,7 +115,7 @@ class DaemonThreads:
             self._changed.wait_for(lambda: self.calls, IDLE_SECONDS)
             self._idle -= 1
             if self.calls:
-                call = self.calls.popleft()
+                call = self.calls.take()
                 call.late_at = time.monotonic() + call.seconds
                 self._running.add(call)
                 return call

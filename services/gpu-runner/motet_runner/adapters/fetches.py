@@ -75,11 +75,17 @@ class Fetches:
             return copy_folder(self.cache, folder, request, fetch.before, progress.reading, most=most)
 
         name = str(self.sources.bounds.volume_of(path, mounted) or mount_of(path))
-        seconds = self._disk_seconds_for(request)
+        on_volume = partial(
+            self.volumes.run,
+            name,
+            disk_seconds=self._disk_seconds_for(request),
+            owner=request.namespace,
+            urgent=fetch.awaited,
+        )
         if room is not None:
-            most = await self.volumes.run(name, measure, discard=lambda _: None, disk_seconds=seconds)
+            most = await on_volume(measure, discard=lambda _: None)
             await room(most)
-        return await self.volumes.run(name, read, discard=_discard, disk_seconds=seconds)
+        return await on_volume(read, discard=_discard)
 
     def _disk_seconds_for(self, request: FetchRequest) -> float:
         return self.sources.disk_seconds(self.cache.bound(request.max_bytes))

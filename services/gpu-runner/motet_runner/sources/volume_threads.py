@@ -83,9 +83,17 @@ class VolumeThreads:
         self.by_name: dict[str, _Volume] = {}
 
     async def run(
-        self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object], disk_seconds: float
+        self,
+        volume: str,
+        call: Callable[[Progress], T],
+        *,
+        discard: Callable[[T], object],
+        disk_seconds: float,
+        owner: str = "",
+        urgent: bool = False,
     ) -> T:
-        """Run a call that reads this volume, each time within `Progress.reading`. Raises AdapterFetchFailed if a read
+        """Run a call that reads this volume, each time within `Progress.reading`. Urgent calls come first, and owners
+        take turns: a volume may be shared. Raises AdapterFetchFailed if a read
         gets nothing for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds`
         between two reads. The thread may go on hanging; a late result goes to `discard`."""
         self.by_name = {name: one for name, one in self.by_name.items() if not one.threads.unused or name == volume}
@@ -107,7 +115,8 @@ class VolumeThreads:
                 )
             return min(left, self._stall_seconds)  # then look again: by then, the call may wait for the disk
 
-        return await result_of(of_volume.threads.submit(work), seconds_left, discard)
+        submitted = of_volume.threads.submit(work, owner=owner, urgent=urgent)
+        return await result_of(submitted, seconds_left, discard)
 
 
 def mount_of(path: Path) -> str:

@@ -19,6 +19,7 @@ from motet_runner.adapters.policy.order_refusal import refusal_of
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
 from motet_runner.adapters.policy.proof_orders import ProofOrders
 from motet_runner.adapters.policy.slabs import SlabQueue
+from motet_runner.adapters.policy.turns import Turns
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
 from motet_runner.adapters.proof import Proof
 from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
@@ -53,6 +54,7 @@ class AdapterPolicy:
         proves_with: str | None = None,
         proves_linears: bool = True,
         build: str = "",
+        turns: Turns | None = None,
     ) -> None:
         """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
         it proves and compares nothing. `proves_linears`: else it only compares recorded answers. `build`: a name of all
@@ -70,6 +72,7 @@ class AdapterPolicy:
         self._lives: dict[Digest, AdapterLife] = {}
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
+        self._turns = Turns() if turns is None else turns
         self._pinned: frozenset[Digest] = frozenset()
         self._sources: OrderedDict[str, FetchRequest] = OrderedDict()
         self._unconfirmed: Iterator[Digest] = iter(())
@@ -159,7 +162,8 @@ class AdapterPolicy:
 
     def _start_fetch(self, job: FetchJob, before: Held | None = None) -> None:
         self.jobs[job.request.key] = job
-        self._emit(effects.Fetch(self.pending.add(job), job.request, before))
+        awaited = bool(job.request.expected) and self._is_used(Digest(job.request.expected))
+        self._emit(effects.Fetch(self.pending.add(job), job.request, before, awaited))
 
     def _fetched(self, job: FetchJob, held: Held) -> None:
         del self.jobs[job.request.key]
@@ -298,6 +302,8 @@ class AdapterPolicy:
     def answered(self, number: int, answer: Answer) -> None:
         """Takes the answer to a numbered effect."""
         asker = self.pending.pop(number)
+        if (following := self._turns.ended(number, self._turn_of_check)) is not None:
+            self._emit(following)
         if self._eviction.fetch_ended(number):
             self._list()
         match asker, answer:
@@ -332,6 +338,13 @@ class AdapterPolicy:
                 pass
             case _:
                 raise AssertionError(f"{asker} is never answered with {answer}")
+
+    def _turn_of_check(self, number: int) -> int | None:
+        """Of a check that waits"""
+        life = self.pending.askers.get(number)
+        if not isinstance(life, AdapterLife):
+            return None
+        return 0 if self._is_used(life.digest) else 1
 
     def _digest_answered(self, life: AdapterLife, answer: Answer) -> None:
         asked, life.pending = life.pending, None
@@ -502,8 +515,10 @@ class AdapterPolicy:
 
     def _check(self, life: AdapterLife) -> None:
         assert life.held is not None
-        life.pending = effects.Check(self.pending.add(life), life.held)
-        self._emit(life.pending)
+        life.pending = check = effects.Check(self.pending.add(life), life.held)
+        namespace = next((order.ref.namespace for order in life.orders.values()), "")
+        if self._turns.begin(check, namespace):
+            self._emit(check)
 
     def _life(self, digest: Digest) -> AdapterLife:
         return self._lives.setdefault(digest, AdapterLife(digest, build=self._build))

@@ -30,6 +30,8 @@ class Fetch:
     request: FetchRequest
     before: Held | None = None
     """The result of a recent fetch of this source. If the source has not changed since, nothing is copied."""
+    awaited: bool = False
+    """A request waits for it, or was announced, when the fetch begins."""
 
 
 @dataclass(frozen=True, slots=True)
