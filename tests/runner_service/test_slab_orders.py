@@ -18,8 +18,9 @@ from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.slabs import MAX_FAILURES, PAUSE_SECONDS
 from motet_runner.adapters.policy.values import CacheContents
 from motet_runner.adapters.slab import is_slab, remove_slabs, size_of_slabs, write_slab
-from motet_runner.engine_messages import WriteSlab
+from motet_runner.engine_messages import LoadAdapter, WriteSlab
 from motet_runner.interface import AdapterLoaded, SlabWritten
+from tests.common.waiting import until
 from tests.runner_service.test_disk_limit import bytes_in
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.in_process_runner import write_adapter
@@ -106,12 +107,29 @@ async def test_a_slab_is_for_the_version_of_motet_that_wrote_it(
         each.adapters.close()
 
 
-async def test_an_adapter_that_is_never_loaded_gets_no_slab(tmp_path: Path) -> None:
+async def test_an_adapter_has_its_slab_before_its_first_request(tmp_path: Path) -> None:
+    """Where none is proved, no load finds it missing."""
     setup = SlabSetup(tmp_path)
-    await RegistrySetup.ensure(setup, 1)
-    setup.adapters.tick()
-    await setup.settled()
+    one = await RegistrySetup.ensure(setup, 1)
+    (order,) = setup.ordered
+    assert order.layout == layout_of(one)
+    await setup.write(order)
+    await setup.loaded(one, lacks_slab=False)
     assert setup.ordered == []
+    setup.adapters.close()
+
+
+async def test_the_slab_of_an_adapter_that_is_proved_waits_for_the_load_of_its_proof(tmp_path: Path) -> None:
+    """It may be there already: that load says so."""
+    setup = SlabSetup(tmp_path, proves_with="torch")
+    ordered = asyncio.create_task(RegistrySetup.ensure(setup, 1))
+    await until(lambda: any(isinstance(one, LoadAdapter) for one in setup.posted), every=0.001)
+    (load,) = (one for one in setup.posted if isinstance(one, LoadAdapter))
+    assert setup.ordered == []
+    setup.adapters.on_loaded(AdapterLoaded(load.digest, 1, 0.1, lacks_slab=True))
+    assert [one.layout for one in setup.ordered] == [load.layout]
+    assert not ordered.done(), "before it is proved, and so before any request"
+    ordered.cancel()
     setup.adapters.close()
 
 

@@ -104,6 +104,8 @@ class Certification:
     """The kernels by which another machine has proved the adapter, with an engine and a device like these"""
     template: bytes = field(default=b"", repr=False)
     """The adapter's own chat template, encoded, if it is not in its file"""
+    lacks_slab: bool = False
+    """When it was found or made, there was no slab beside it, and the engine loads slabs."""
 
     @classmethod
     def of(

@@ -119,4 +119,4 @@ class Checks:
             return checked
         written_by = version("motet")  # another one may compute other bytes
         layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, written_by, self._run_layout)
-        return replace(checked, layout=layout)
+        return replace(checked, layout=layout, lacks_slab=not (held.folder / layout.slab).exists())

@@ -352,6 +352,8 @@ class AdapterPolicy:
         match asked, answer:
             case (effects.Check(), Certification()):
                 life.certify(answer)
+                if answer.lacks_slab and not self.proofs.concerns(life):  # else the load of its proof says so
+                    self._want_slab(life)
             case (effects.Check(), Failure()):
                 self._check_failed(life, answer)
             case (effects.Evict(), Held()):
@@ -417,13 +419,15 @@ class AdapterPolicy:
             self._on_device(life, on_device=on_device)
 
     def slab_missing(self, digest: Digest) -> None:
-        """The engine has loaded the adapter from its checked bytes, because it has no slab. An adapter that is never
-        loaded gets none."""
-        life = self.get(digest)
-        if life is None or not life.ready or life.checked is None or digest == self._slabs.current:
+        """The engine has loaded the adapter from its checked bytes, because it has no slab."""
+        if (life := self.get(digest)) is not None:
+            self._want_slab(life)
+
+    def _want_slab(self, life: AdapterLife) -> None:
+        if not life.ready or life.checked is None or life.digest == self._slabs.current:
             return
         if life.checked.layout.slab:
-            self._slabs.add(digest)
+            self._slabs.add(life.digest)
             self._next_slab()
 
     def slab_written(self, number: int, size: int) -> None:
