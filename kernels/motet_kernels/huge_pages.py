@@ -14,10 +14,12 @@ import torch
 from motet_kernels.run_layout import ALIGNMENT_BYTES
 
 HUGE_PAGE = 2 << 20
+SMALL_PAGE = 4 << 10
 CHUNK = 32 << 20
 """Bytes that several tensors share. Pages that no tensor uses cost nothing: they are never touched."""
 
 _MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
 
 
 def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
@@ -27,6 +29,13 @@ def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
     if memory.device.type == "cpu" and first < last:
         _madvise()(first, last - first, _MADV_HUGEPAGE)  # a refusal changes nothing
     return memory
+
+
+def have_given(memory: torch.Tensor) -> None:
+    """Let the operating system give this memory now, and not at the first write. What it holds stays."""
+    begin = memory.data_ptr() // SMALL_PAGE * SMALL_PAGE
+    size = memory.data_ptr() + memory.nbytes - begin
+    _madvise()(begin, size, _MADV_POPULATE_WRITE)  # an older kernel refuses: then the first write waits
 
 
 @cache

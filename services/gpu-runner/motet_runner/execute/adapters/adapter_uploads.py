@@ -26,6 +26,7 @@ from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.slab import Bytes, remove_damaged
 from motet_runner.adapters.slab_in_place import NotInPlace, SlabInPlace
 from motet_runner.execute.adapters.load_pace import LoadPace
+from motet_runner.execute.adapters.memory_ahead import MemoryAhead
 from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
@@ -126,6 +127,12 @@ class AdapterLoads:
     _proving: _Proving | None = None
     _last_proof: int = 0
     """The number of the newest attempt"""
+    _ahead: MemoryAhead | None = None
+    """On a CPU"""
+
+    def __post_init__(self) -> None:
+        if self.memory.device.type == "cpu":
+            self._ahead = MemoryAhead(self.memory.view(-1))
 
     def forget(self, gone: Iterable[Digest]) -> None:
         """These adapters are no longer on the device."""
@@ -184,6 +191,8 @@ class AdapterLoads:
                 host, place = loading.host, loading.load.host
                 del self._loading[number]
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
+                if self._ahead is not None:
+                    self._ahead.before(first_page * self.memory.shape[1])
                 if place is None:
                     self._keep(host.memory)
                 if place is None or place.contents is None:
