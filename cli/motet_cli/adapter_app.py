@@ -45,12 +45,18 @@ def check(  # noqa: PLR0917 - typer calls it by name
             "--max-lora-rank", min=1, max=MAX_LORA_RANK, help="The highest rank. Default: the pool's, else 64."
         ),
     ] = None,
+    proof: Annotated[
+        bool, typer.Option("--proof/--no-proof", help="Load the base model, and see what its engine and PEFT compute.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a runner would serve an adapter, and if not, why and what to do. Exit status 1: it would not."""
+    """Say whether a runner would serve an adapter, and if not, why and what to do. Exit status 1: it would not, or what
+    it computes is not what PEFT computes."""
     from motet_cli.adapter_check import check as run
 
-    raise typer.Exit(run(data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json))
+    raise typer.Exit(
+        run(data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json, proves=proof)
+    )
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,20 @@ import typer
 
 from motet.adapter_template import AdapterTemplate
 from motet.digest import adapter_digest, adapter_files
-from motet.errors import AdapterError, AdapterIncompatible, SetupError
+from motet.errors import AdapterError, SetupError
 from motet_cli.adapter_bases import Base, base_named, limits_of
 from motet_cli.folders import folder_named, readable
-from motet_cli.printer import Printer
+from motet_cli.printer import Part, Printer
 
 if TYPE_CHECKING:
     from motet_runner.adapter_inspection import AdapterVerdict
-    from motet_runner.adapters.certification import EngineLimits
-    from motet_runner.adapters.recorded_answers import Comparison
+    from motet_runner.adapters.certification import Certification, EngineLimits
+    from motet_runner.offline_proof import OfflineProof
 
 SERVED, REFUSED = 0, 1
 WIDTH_OF_A_PIPE = 10_000
 MIB = 1024 * 1024
+OF_VLLM = "the pool's engine is vLLM, and only Motet's own is here"
 
 
 def check(
@@ -35,16 +37,19 @@ def check(
     dtype: str | None,
     max_lora_rank: int | None,
     as_json: bool,
+    proves: bool = True,
 ) -> int:
-    """Exit status 1: a runner would refuse the adapter, or its recorded answers are those of another model."""
+    """Exit status 1: a runner would refuse the adapter, its recorded answers are those of another model, or PEFT
+    computes something else. `proves`: load the base model, too."""
     folder = adapter_folder_named(folder)
     base = base_named(model, data_dir, dtype=dtype, max_lora_rank=max_lora_rank)
-    document = check_document(folder, base)
+    document = check_document(folder, base, proves=proves)
     if as_json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         print_check(document)
-    return SERVED if document["served"] and not document.get("recorded_answers", {}).get("wrong") else REFUSED
+    wrong = any((document.get(compared) or {}).get("wrong") for compared in ("recorded_answers", "peft"))
+    return SERVED if document["served"] and not wrong else REFUSED
 
 
 def adapter_folder_named(folder: Path) -> Path:
@@ -55,40 +60,57 @@ def adapter_folder_named(folder: Path) -> Path:
     return found
 
 
-def check_document(folder: Path, base: Base) -> dict[str, Any]:
+def check_document(folder: Path, base: Base, *, proves: bool = True) -> dict[str, Any]:
     """What `--json` prints. The base model's files are in a folder."""
-    from motet_runner.adapter_inspection import verdict_on
+    from motet_runner.adapter_inspection import AdapterVerdict, verdict_on
 
     limits = limits_for(base)
     assert limits is not None
     with readable(folder):
         verdict = verdict_on(folder, limits, max_bytes=base.max_bytes)
-        verdict, compared = _with_answers(base, limits, verdict)
+        found = None
+        if verdict.certification is not None and proves:
+            try:
+                found = _proof_of(base, limits, verdict.certification)
+            except AdapterError as refusal:
+                verdict = AdapterVerdict(refusal=refusal, digest=verdict.digest, bytes=verdict.bytes)
     document = verdict_document(folder, base, limits, verdict)
-    if compared is not None:
-        document["recorded_answers"] = compared._asdict() | {"wrong": compared.wrong}
-        document["warnings"] += [compared.difference] if compared.difference else []
-    return document
+    return document if found is None else document | proof_document(found, document)
 
 
-def _with_answers(
-    base: Base, limits: "EngineLimits", verdict: "AdapterVerdict"
-) -> "tuple[AdapterVerdict, Comparison | None]":
-    """What recorded answers show of an adapter that would be served. Only this loads the base model."""
-    from motet_runner.adapter_inspection import AdapterVerdict
+def _proof_of(base: Base, limits: "EngineLimits", found: "Certification") -> "OfflineProof":
+    """Raises AdapterError if a runner would refuse the adapter after all."""
     from motet_runner.adapters.recorded_answers import read_recorded_answers
+    from motet_runner.offline_proof import OfflineProof, prove  # imports torch
 
-    found = verdict.certification
-    if found is None or base.config is None or base.with_vllm:
-        return verdict, None
-    if (recorded := read_recorded_answers(Path(found.layout.file).parent)) is None:
-        return verdict, None
-    from motet_runner.answer_comparison import compare_with_engine  # imports torch
+    assert base.config is not None
+    recorded = read_recorded_answers(Path(found.layout.file).parent) is not None
+    if base.with_vllm:
+        return OfflineProof(not_proved=OF_VLLM, not_with_peft=OF_VLLM)
+    return prove(replace(base.config, dtype=limits.dtype), found.layout, recorded=recorded)
 
-    try:
-        return verdict, compare_with_engine(replace(base.config, dtype=limits.dtype), found.layout, recorded)
-    except AdapterIncompatible as refusal:
-        return AdapterVerdict(refusal=refusal, digest=verdict.digest, bytes=verdict.bytes), None
+
+def proof_document(found: "OfflineProof", checked: dict[str, Any]) -> dict[str, Any]:
+    """What it adds to the document of the check"""
+    proof, peft = found.proof, found.peft
+    answers = proof.recorded if proof is not None else None
+    warnings = proof.warnings if proof is not None else []
+    if peft is not None and not peft.agrees:
+        warnings.append(
+            f"PEFT computes something else than Motet's engine: the log probability of a token differs by "
+            f"{peft.largest:.3g}, and {peft.allowed:g} is allowed"
+        )
+    proved = proof is not None and proof.linears
+    return {
+        "proof": {"kernels": proof.kernels, "moved": proof.moved, "composition": proof.composition}
+        if proof is not None and proved
+        else None,
+        "not_proved": found.not_proved,
+        "peft": peft._asdict() | {"wrong": peft.wrong} if peft is not None else None,
+        "not_with_peft": found.not_with_peft,
+        **({"recorded_answers": answers._asdict() | {"wrong": answers.wrong}} if answers is not None else {}),
+        "warnings": [*checked["warnings"], *warnings],
+    }
 
 
 def limits_for(base: Base) -> "EngineLimits | None":
@@ -132,7 +154,10 @@ def print_check(document: dict[str, Any], *, to_errors: bool = False) -> None:
             ("size", f"{document['bytes'] / MIB:.1f} MiB"),
             ("digest", document["digest"]),
             ("template", _template(document["template_characters"])),
-            *_answers(document.get("recorded_answers")),
+            *_proof(document),
+            *_answers("answers", document.get("recorded_answers"), "recorded"),
+            *_answers("peft", document.get("peft"), "of PEFT"),
+            *_not_done(document),
             *(("warning", (warning, "yellow")) for warning in document["warnings"]),
         ],
     )
@@ -152,11 +177,25 @@ def verdict_for(folder: Path, base: Base, limits: "EngineLimits | None") -> "Ada
     return AdapterVerdict(digest=adapter_digest(folder), bytes=size)
 
 
-def _answers(compared: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _proof(document: dict[str, Any]) -> list[tuple[str, str]]:
+    if not (proof := document.get("proof")):
+        return []
+    right = f"every linear, in the engine's memory ({document['dtype']}, {proof['kernels']})"
+    acts = f"moves a logit by {proof['moved']:.2g}; other rows of a batch move it by {proof['composition']:.1e}"
+    return [("right", right), ("acts", acts)]
+
+
+def _answers(row: str, compared: dict[str, Any] | None, whose: str) -> list[tuple[str, str]]:
     if compared is None:
         return []
     off = f"off by {compared['largest']:.1e} at most, {compared['allowed']:g} is allowed"
-    return [("answers", f"{compared['answers']} recorded ({compared['tokens']} tokens): {off}")]
+    return [(row, f"{compared['answers']} {whose} ({compared['tokens']} tokens): {off}")]
+
+
+def _not_done(document: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+    for row, reason in (("proof", "not_proved"), ("peft", "not_with_peft")):
+        if why := document.get(reason):
+            yield row, (f"not done: {why}", "yellow")
 
 
 def _characters(template: bytes) -> int:

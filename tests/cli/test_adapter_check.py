@@ -1,6 +1,7 @@
 """`motet adapter check`: says what a runner would say, from the folder of an adapter and the config of a base model."""
 
 import errno
+import importlib.util
 import json
 import os
 import shutil
@@ -15,12 +16,14 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterIncompatible, SetupError
 from motet_cli import adapter_check
 from motet_cli.adapter_push import push
+from motet_runner import answer_recording, offline_proof
 from motet_runner.adapters.certification import certify
 from motet_runner.execute.load.base_outline import limits_of
 from motet_runner.interface import EngineConfig
 from testbed.local_stack import BUNDLED
 from tests.cli.standing_stack import standing_stack
 from tests.cli.test_commands import motet
+from tests.runner.proof_mutants import PLAIN as PROOF_MUTANTS
 
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
 
@@ -49,7 +52,7 @@ def configured(adapter: Path, **fields: object) -> None:
 
 
 def run(adapter: Path, model: str | Path, tmp_path: Path, **more: Any) -> int:
-    asked = {"dtype": None, "max_lora_rank": None, "as_json": True} | more
+    asked = {"dtype": None, "max_lora_rank": None, "as_json": True, "proves": False} | more
     return adapter_check.check(tmp_path / "data", adapter, model=str(model), **asked)
 
 
@@ -231,7 +234,7 @@ def test_the_base_model_of_a_running_stack_needs_no_folder(
         pool["spec"]["engine"] |= {"maxLoraRank": 4, "dtype": "float16"}
         pool["spec"]["admission"] = {"maxAdapterSizeBytes": 300_000}
         (stack.manifests / "pool.json").write_text(json.dumps(pool))
-        asked = {"model": model, "as_json": True}
+        asked = {"model": model, "as_json": True, "proves": False}
         assert adapter_check.check(stack.data, PIRATE, dtype=None, max_lora_rank=None, **asked) == 1
         found = json.loads(capsys.readouterr().out)
         assert (found["model"], found["dtype"]) == (str(stack.manifests / "model"), "float16")
@@ -275,6 +278,92 @@ def test_the_command_ends_with_the_verdict(adapter: Path, base: Path, tmp_path: 
     done = motet("adapter", "check", str(adapter), "--data-dir", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "no --model was given, and no local stack runs" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ the proof
+
+
+def proved(adapter: Path, model: Path, capsys: pytest.CaptureFixture[str], **more: Any) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    status = run(adapter, model, adapter.parent, dtype="float32", proves=True, **more)
+    out = capsys.readouterr().out
+    return status, json.loads(out[out.index("{\n") :])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_engine_and_peft_compute_the_adapter(adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = proved(adapter, MODEL, capsys)
+    assert (status, found["not_proved"], found["not_with_peft"]) == (0, "", "")
+    assert found["proof"]["moved"] > 1
+    assert found["proof"]["kernels"]
+    assert (found["peft"]["answers"], found["peft"]["wrong"]) == (3, False)
+    assert found["peft"]["largest"] <= found["peft"]["allowed"] == 1e-3
+    assert not (adapter / "motet_proof.json").exists(), "nothing is written"
+    assert run(adapter, MODEL, adapter.parent, as_json=False, dtype="float32", proves=True) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "right every linear, in the engine's memory (float32, " in said
+    assert "acts moves a logit by " in said
+    assert "peft 3 of PEFT (" in said
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_that_peft_computes_otherwise_is_exit_status_1(
+    adapter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if Motet's reader of the configuration forgot rank-stabilised LoRA: the linears are then as the engine was
+    told, and only PEFT knows better."""
+    configured(adapter, use_rslora=True)
+    given = answer_recording.answers_of_peft
+
+    def of_the_real_config(order: answer_recording.Recording) -> Any:
+        configured(adapter, use_rslora=True)
+        return given(order)
+
+    monkeypatch.setattr(offline_proof, "answers_of_peft", of_the_real_config)
+    configured(adapter, use_rslora=False)
+    status, found = proved(adapter, MODEL, capsys)
+    assert (status, found["served"], found["peft"]["wrong"]) == (1, True, True)
+    assert found["proof"] is not None
+    assert found["warnings"][-1].startswith("PEFT computes something else than Motet's engine: the log probability of")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_the_engine_computes_wrongly_is_refused_as_a_runner_does(
+    adapter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PROOF_MUTANTS["no scale"](monkeypatch)
+    status, found = proved(adapter, MODEL, capsys)
+    assert (status, found["served"], found["reason"]) == (1, False, "ProofFailed")
+    assert "is off by" in found["message"]
+
+
+def test_what_this_machine_cannot_do_is_said_and_refuses_nothing(
+    adapter: Path, base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, found = proved(adapter, base, capsys)
+    assert (status, found["proof"], found["peft"]) == (0, None, None)
+    assert "it has neither model.safetensors nor" in found["not_proved"]
+    assert found["not_with_peft"] == found["not_proved"]
+
+    monkeypatch.setattr(offline_proof, "available_host_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(offline_proof, "OfflineEngine", None)
+    status, found = proved(adapter, MODEL, capsys)
+    assert (status, found["proof"], found["peft"]) == (0, None, None)
+    says = "the base model takes about 0.3 GiB in float32, and 0.1 GiB are left here"
+    assert (found["not_proved"], found["not_with_peft"]) == (says, says)
+    assert run(adapter, MODEL, adapter.parent, as_json=False, dtype="float32", proves=True) == 0
+    assert f"proof not done: {says} peft not done: {says}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_without_peft_the_engine_proves_alone(
+    adapter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "peft" else find(name))
+    status, found = proved(adapter, MODEL, capsys)
+    assert (status, found["peft"]) == (0, None)
+    assert found["proof"]["moved"] > 1
+    assert found["not_with_peft"] == "PEFT is not installed (pip install peft)"
 
 
 WITHOUT_TORCH = """

@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused_without_loading_the_base_model(
     adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (adapter / "motet_proof.json").write_text('{"version": 1, "version": 2}')
-    monkeypatch.setattr("motet_runner.answer_comparison.compare_with_engine", None)
+    monkeypatch.setattr("motet_runner.offline_proof.prove", None)
     assert checked(adapter) == 1
     document = said(capsys)
     assert (document["served"], document["reason"]) == (False, "FormatRejected")

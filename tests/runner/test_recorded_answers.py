@@ -33,6 +33,7 @@ from motet_runner.answer_recording import USUAL_PROMPTS, Recording, record
 from motet_runner.engine import Engine
 from motet_runner.execute.proof import answers_proof
 from motet_runner.interface import EngineConfig, Finish, ProofEnded
+from motet_runner.offline import OfflineEngine
 from testbed.compiled_kernels import needs_a_compiler
 from testbed.local_stack import BUNDLED
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run
@@ -103,9 +104,9 @@ def changed(folder: Path, change: Callable[[dict], None]) -> None:
 
 
 def compared_offline(adapter: Path, model: Path = MODEL, dtype: str = "float32") -> Comparison:
-    config = EngineConfig(model=model, dtype=dtype, device="cpu", kv_cache_mib=16)
-    engine_info = certify_for(adapter, model, dtype)
-    return compare_with_engine(config, engine_info.layout, recorded_in(adapter))
+    engine = OfflineEngine(model, dtype=dtype, device="cpu", kv_cache_mib=16, kernels="torch")
+    engine.add_certified("a", certify_for(adapter, model, dtype).layout)
+    return compare_with_engine(engine, "a", recorded_in(adapter))
 
 
 def certify_for(adapter: Path, model: Path, dtype: str):

@@ -31,6 +31,7 @@ from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import EngineLimits, certify
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import ProofOrder
 from motet_runner.base_tokenizer import tokenizer_of
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, EngineInfo, Finish, Logprobs, NewSequence, Sampling
@@ -129,12 +130,12 @@ class OfflineEngine:
         if found.template:
             self._templates[name] = AdapterTemplate.decode(found.template)
 
-    def add_certified(self, name: str, layout: AdapterLayout) -> None:
-        """Add an adapter that `certify` has checked."""
+    def add_certified(self, name: str, layout: AdapterLayout, proof: ProofOrder | None = None) -> None:
+        """Add an adapter that `certify` has checked. `proof`: the engine is to prove it, and says so in its events."""
         if not name or name in self._adapters:
             raise InvalidRequest(f"An adapter's name is empty or taken: {name!r}. Choose another one.", param="name")
         digest = Digest(name)
-        self.engine.load_adapter(digest, layout)
+        self.engine.load_adapter(digest, layout, proof=proof)
         self._adapters[name] = digest
 
     def generate(
