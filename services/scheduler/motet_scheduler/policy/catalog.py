@@ -12,6 +12,7 @@ from motet.runner_info import BatchCap
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
+from motet_scheduler.policy.fill_limits import fill_limits
 from motet_scheduler.policy.group_bases import GroupBase, Models
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
@@ -198,6 +199,7 @@ class CatalogPublisher:
         places = min(runner.capacity.max_sequences, (pool.max_sequences if pool is not None else 0) or inf)
         runner.max_sequences = int(min(places, cap.sequences or inf))
         runner.sequences_at_target = int(min(places, cap.at_target or inf))
+        runner.limits = fill_limits(runner.profile, runner.batch_cap, runner.max_sequences)
         if runner.max_sequences != before:
             self._state.queue(runner.group).retry_on(runner)
 

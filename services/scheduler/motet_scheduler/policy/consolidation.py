@@ -4,7 +4,8 @@ Only in pools that need fewer runners than they have, by the autoscaler's rule, 
 runner costs as much as a busy one, and each move costs a client: its answer pauses while prompt and delivered tokens
 are computed again (PU-17).
 
-Runners are emptied while nothing waits and the others stay at most as full as the autoscaler wants them. They get new
+Runners are emptied while nothing waits and the others stay at most as full as the autoscaler wants them. Nothing moves
+to a runner beyond its limits (`fill_limits.py`). They get new
 requests only if no other one has room; then the load has returned, and that runner is not emptied any more.
 
 A runner is busy until its longest answer ends. So those that are expected to go on for longest move first, some at each
@@ -23,7 +24,7 @@ from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.placement import Placer
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.runner_choice import Chosen, choose
+from motet_scheduler.policy.runner_choice import Chosen, beyond_limits, choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scaling_rule import TARGET
 from motet_scheduler.policy.state import SchedulerState
@@ -144,7 +145,11 @@ class Consolidation:
     def _move(self, request: Request, others: Sequence[Runner]) -> Runner | None:
         """To which of these. None: none has room for it."""
         state = self._state
-        able = [one for one in state.runners_for(request, others) if one.tier_of(request.digest) >= Tier.HOST]
+        able = [
+            one
+            for one in state.runners_for(request, others)
+            if one.tier_of(request.digest) >= Tier.HOST and beyond_limits(request, one) is None
+        ]
         kept = state.queue(request.group).kept_from(request)
         found = choose(request, able, state.config, state.now, kept=kept) if others else None
         if not isinstance(found, Chosen):

@@ -11,7 +11,7 @@ class Happening(Kind):
     LET_IN = "let in", "its quota lets it into the queue"
     WAITS = "waits", "{0}{1}"
     LOADS_AHEAD = "loads ahead", "its adapter is loaded on runner {0}, where it may be placed next"
-    PLACED = "placed", "on runner {0} with {2} pages (placement {1})"
+    PLACED = "placed", "on runner {0} with {2} pages (placement {1}){3}"
     DECLINED = "declined", "by runner {0}: {1}"
     MOVED = "moved", "away from runner {0}: {1}"
     LOST = "lost", "{0}"

@@ -74,8 +74,7 @@ def sync_ledger(
             runner.unpark(entry.request)
         shared = 0 if whole else entry.shared_pages
         ledger_entry = runner.record_promise(key, entry.pages, entry.digest, now, shared=shared)
-        ledger_entry.missing_since = None
-        ledger_entry.readmitted = False
+        runner.listed(ledger_entry)
         ledger_entry.owed = _owed(runner, entry) if entry.parked_times else 0
     runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)

@@ -128,7 +128,7 @@ class Placer:
             queue.look_at_idle_pages(state.now)
             queue.remove_placed(request, found.runner, near=found.runner.instance == near)
             queue.departures.note(state.now)
-            self.assign(request, found.runner, found.promise)
+            self.assign(request, found.runner, found.promise, found.because or "")
             return Outcome.PLACED
         if not runners and len(needs) < len(state.one_of_each_capacity(request.group)):
             found = never_fits(request, state.each_for(request), state.config)
@@ -179,7 +179,8 @@ class Placer:
     def _refuse(self, request: Request, outcome: NeverFits) -> None:
         self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
 
-    def assign(self, request: Request, runner: Runner, promise: Promise) -> None:
+    def assign(self, request: Request, runner: Runner, promise: Promise, because: object = "") -> None:
+        """`because`: for its timeline."""
         state = self._state
         source = state.adapters.source_of(request.digest, request.adapter)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
@@ -197,7 +198,9 @@ class Placer:
         if request.draw is not None:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
-        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now)
+        cached = runner.cached_tokens(request.prefix_hints) if request.prefix_hints else 0
+        tokens = request.prompt_tokens + request.delivered - min(cached, request.prompt_tokens)
+        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now, tokens=tokens)
         state.queue(request.group).promised(runner)
         state.emit(
             effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest, request.gateway)
@@ -220,7 +223,7 @@ class Placer:
             )
         )
         request.moved_reason, request.engine_hung = "", False
-        state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages)
+        state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
 
 
 class Positions:

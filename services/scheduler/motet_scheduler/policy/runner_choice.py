@@ -15,16 +15,18 @@
 
 Last comes a runner that is emptied (PU-18). Before fullness counts what the request could share there: the runner has
 other choices of the same call (or room for all of them, if this is the first), more of its prompt in the prefix cache,
-or, if it is busy, its adapter. Ties after fullness: the adapter on the device, on the host, on disk; then the highest
-name.
+or, if it is busy, its adapter. But for those choices, a runner beyond its limits (`fill_limits.py`) comes behind those
+within them, and of such ones the emptiest is the first. Ties after fullness: the adapter on the device, on the host, on
+disk; then the highest name.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.runner_info import Tier
 from motet.value import value
+from motet_scheduler.policy.fill_limits import Beyond
 from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
@@ -36,10 +38,25 @@ would keep it from becoming idle; if it took more, more adapters would be loaded
 targets of `benchmarks.cluster` (`cold_loads`); one in 11 takes too many hours, and one in 5 too many loads."""
 
 
+class Because(NamedTuple):
+    """Which limit decided where a request runs."""
+
+    beyond: Beyond
+    instance: str
+    """Not here. Empty: it runs there all the same."""
+
+    def __str__(self) -> str:
+        if self.instance:
+            return f"; not on {self.instance}: {self.beyond}"
+        return f"; {self.beyond}, and no other one with room is better"
+
+
 @value()
 class Chosen:
     runner: Runner
     promise: Promise
+    because: Because | None = None
+    """Of the limits of runners, if they mattered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +102,32 @@ def choose(
         fits.append(Chosen(runner, need.promise))
     if not fits:
         return NeverFits(too_small) if too_small and not could else None
+    return _best(request, fits, near)
+
+
+def _best(request: Request, fits: Sequence[Chosen], near: str) -> Chosen:
+    beyond: dict[Runner, Beyond] = {}
+    for one in fits:
+        if one.runner.limits is not None and (limit := beyond_limits(request, one.runner)) is not None:
+            beyond[one.runner] = limit
     # Mostly it is one, which needs no rank.
-    return max(fits, key=lambda one: _rank(request, one, near)) if len(fits) > 1 else fits[0]
+    best = max(fits, key=lambda one: _rank(request, one, near, beyond)) if len(fits) > 1 else fits[0]
+    if not beyond:
+        return best
+    if best.runner in beyond:
+        return Chosen(best.runner, best.promise, Because(beyond[best.runner], ""))
+    first = max(fits, key=lambda one: _rank(request, one, near, {}))
+    if first.runner not in beyond:
+        return best
+    return Chosen(best.runner, best.promise, Because(beyond[first.runner], first.runner.instance))
+
+
+def beyond_limits(request: Request, runner: Runner) -> Beyond | None:
+    """Which limit of a runner it would exceed."""
+    if (limits := runner.limits) is None:
+        return None
+    tokens = request.prompt_tokens + request.delivered
+    return limits.beyond(len(runner.entries), runner.context_tokens, runner.prompt_tokens_left, tokens)
 
 
 def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerConfig) -> NeverFits | None:
@@ -100,14 +141,18 @@ def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerCon
     return NeverFits(too_small) if too_small else None
 
 
-def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, bool, int, bool, int, Tier, str]:
+def _rank(
+    request: Request, fit: Chosen, near: str, beyond: Container[Runner]
+) -> tuple[bool, bool, bool, int, bool, int, Tier, str]:
     runner = fit.runner
+    within = runner not in beyond
     return (
         not runner.emptied,
         _keeps_choices_together(request, runner, fit.promise, near),
+        within,
         runner.cached_tokens(request.prefix_hints),
         request.digest in runner.adapters and runner.sequences * BUSY_ONE_IN >= runner.max_sequences,
-        runner.sequences,
+        runner.sequences if within else -runner.sequences,
         runner.tier_of(request.digest),
         runner.instance,
     )

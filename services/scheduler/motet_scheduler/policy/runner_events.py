@@ -103,6 +103,7 @@ class RunnerEvents:
         runner.batch_cap = event.batch_cap
         runner.step_seconds, runner.prompt_token_seconds = event.step_seconds, event.prompt_token_seconds
         runner.profile = StepProfile(event.fixed_seconds, event.sequence_seconds, event.prompt_token_seconds)
+        runner.note_work(sum(map(_context, event.live)), event.pending_prompt_tokens)
         self._publisher.apply_pool(runner)
         self._state.queue(runner.group).token_costs.look(self._state.runners_of(runner.group), self._state.now)
         # A report is not enough to be healthy again: an engine with work must also take a step.
@@ -278,3 +279,8 @@ def _is_final(failure: Failure) -> bool:
     """Whether every runner would answer the same: the request or its adapter causes the failure."""
     kind = TABLE.get(failure.code)
     return kind is not None and issubclass(kind, InvalidRequest | AdapterError)
+
+
+def _context(entry: RunnerRequest) -> int:
+    """Tokens to which its next one attends."""
+    return 0 if entry.parked else entry.prompt_tokens + entry.output_tokens

@@ -11,6 +11,7 @@ from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerId
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.events import AdapterStateChanged
+from motet_scheduler.policy.fill_limits import FillLimits
 from motet_scheduler.policy.refused_digests import RefusedDigests
 from motet_scheduler.policy.step_profile import NO_PROFILE
 from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
@@ -29,6 +30,8 @@ class LedgerEntry:
     """When the first of the last reports came that did not list it. None: the last one lists it, or none has come."""
     readmitted: bool = False
     """It was parked, and has been allowed to resume."""
+    tokens: int = 0
+    """To compute, until a report lists it. The report says what is left of them."""
     owed: int = 0
     """Pages that it will take beyond those in use by the last report: all of its promise until a report lists it, and
     after a park the rest of it, so that it is not parked again."""
@@ -154,6 +157,12 @@ class Runner:
         """As last reported: of an iteration, and of one token of a prompt."""
         self.profile = NO_PROFILE
         """As last reported."""
+        self.limits: FillLimits | None = None
+        """By what it has measured."""
+        self._context_told = self._prompts_told = 0
+        """By the last report: tokens of what it has, and tokens of prompts that it has still to compute."""
+        self._tokens_not_told = 0
+        """To compute, of what was placed here and no report has listed yet."""
         self._rank_of = rank_of
         self._pages_by_rank: dict[Digest, int] = {}
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
@@ -207,6 +216,20 @@ class Runner:
     @property
     def sequences(self) -> int:
         return len(self.entries)
+
+    @property
+    def context_tokens(self) -> int:
+        """Of all its requests."""
+        return self._context_told + self._tokens_not_told
+
+    @property
+    def prompt_tokens_left(self) -> int:
+        """That it has still to compute, by the last report."""
+        return self._prompts_told + self._tokens_not_told
+
+    def note_work(self, context_tokens: int, prompt_tokens: int) -> None:
+        """It has reported this of what it has."""
+        self._context_told, self._prompts_told = context_tokens, prompt_tokens
 
     def demand(self, before: float) -> tuple[int, int]:
         """How many requests it has, and the pages that they want. Without those that it alone has named since `before`:
@@ -481,24 +504,32 @@ class Runner:
         *,
         shared: int | None = None,
         readmitted: bool = False,
+        tokens: int = 0,
     ) -> LedgerEntry:
         """Record a promise that was checked to fit, or that the runner has already made. By the runner's report,
-        `shared` of its pages are not charged."""
+        `shared` of its pages are not charged. `tokens`: that are to be computed, if no report has listed it yet."""
         pages = min(pages, self.max_pages)
         if shared is not None:
             shared = max(shared, pages - self.capacity.pages)  # negative by a forecast, which charges more
         entry = self.entries.get(key)
         if entry is None:
-            entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, owed=pages)
+            entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, tokens=tokens, owed=pages)
+            self._tokens_not_told += tokens
             self._use_adapter(digest)
         self.ledger.record(key, pages, shared=shared)
         return entry
+
+    def listed(self, entry: LedgerEntry) -> None:
+        """A report lists it."""
+        self._tokens_not_told -= entry.tokens
+        entry.missing_since, entry.readmitted, entry.tokens = None, False, 0
 
     def release_promise(self, key: PlacementKey) -> bool:
         """Release a promise. False if there is none."""
         entry = self.entries.pop(key, None)
         if entry is None:
             return False
+        self._tokens_not_told -= entry.tokens
         self.ledger.release(key)
         self._leave_adapter(entry.digest)
         return True
@@ -538,6 +569,8 @@ class Runner:
         self.ledger.check()
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
         counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
+        not_told = sum(entry.tokens for entry in self.entries.values())
+        assert not_told == self._tokens_not_told, "tokens that are to be computed were miscounted"
         assert counted == self._live_digests, "adapters in use were miscounted"
         parked = Counter(one.digest for one in self.parked.values() if one.digest != BASE)
         assert parked == self._parked_digests, "adapters of parked requests were miscounted"
