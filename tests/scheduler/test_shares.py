@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, repeat
+from math import inf, nan
 from random import Random
 
 import pytest
@@ -88,6 +89,16 @@ def test_a_longer_answer_than_expected_is_paid_with_the_next_charge_and_a_shorte
     }
     driver.enqueue("next", tenant="shorter", prompt=10, max_tokens=1)
     assert counters(driver)["shorter"] == before["shorter"] - 98 + 12
+
+
+@pytest.mark.parametrize(
+    ("mean", "charged"), [(0.0, 20), (30.5, 30.5), (1e9, 100), (inf, 100), (nan, 100), (-5.0, 1), (1e-9, 1)]
+)
+def test_an_answer_is_charged_by_its_expected_length_and_at_most_by_what_it_may_have(mean, charged):
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", prompt=10, max_tokens=100, estimate=Estimate(q50=20, mean=mean))
+    assert counters(driver)["acme"] == 10 + 2 * charged
 
 
 def test_cached_pages_of_a_prompt_and_the_prompt_of_further_choices_are_free():

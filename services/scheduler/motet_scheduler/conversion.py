@@ -91,7 +91,7 @@ def _set_promise(promise: common_pb2.Promise, it: Promise) -> None:
 
 
 def _read_estimate(it: common_pb2.Estimate) -> Estimate:
-    return Estimate(q50=it.q50, q80=it.q80, q90=it.q90, q95=it.q95, rank=it.rank, source=it.source)
+    return Estimate(q50=it.q50, q80=it.q80, q90=it.q90, q95=it.q95, mean=it.rank, source=it.source)
 
 
 def _read_ref(it: common_pb2.AdapterRef) -> AdapterRef:

@@ -42,4 +42,4 @@ class Estimates:
 
 def _estimate(quantiles: Iterable[int], source: str) -> Estimate:
     q50, q80, q90, q95 = quantiles
-    return Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=source)
+    return Estimate(q50=q50, q80=q80, q90=q90, q95=q95, mean=q50, source=source)

@@ -198,4 +198,7 @@ class Shares:
             self._mean += OF_MEAN * (request.delivered - self._mean)
 
     def _expected(self, request: "Request") -> float:
-        return max(1.0, min(request.max_tokens, request.estimate.q50 or self._mean), request.delivered)
+        """By the mean, if it is known: a tenant whose answers are mostly short and sometimes very long would be charged
+        too little by the median, again and again, until they have ended."""
+        of = request.estimate
+        return max(1.0, min(request.max_tokens, of.mean or of.q50 or self._mean), request.delivered)

@@ -84,7 +84,8 @@ class Estimate:
     q80: int = 0
     q90: int = 0
     q95: int = 0
-    rank: float = 0.0
+    mean: float = 0.0
+    """Where a few long answers count, too."""
     source: str = ""
 
     @property

@@ -315,7 +315,7 @@ class Estimate(_message.Message):
     q90: _builtins.int
     q95: _builtins.int
     rank: _builtins.float
-    """orders requests by expected length; smaller is shorter"""
+    """the expected length, which counts the few long answers, too; shares are charged by it"""
     source: _builtins.str
     def __init__(
         self,
