@@ -73,9 +73,9 @@ def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path)
 class ServiceDriver(SchedulerDriver):
     """It sends each event to a scheduler's service with a catalog file, and without peers."""
 
-    def __init__(self, folder, leadership):
+    def __init__(self, folder, leadership, disk=REAL.disk):
         super().__init__()
-        self._file = CatalogFile(folder / "catalog.json", REAL.disk)
+        self._file = CatalogFile(folder / "catalog.json", disk)
         self._successor_term = leadership.term + 1
         self._service = SchedulerService(
             SchedulerConfig(),
@@ -91,8 +91,8 @@ class ServiceDriver(SchedulerDriver):
         self._service.handle(event)
         return self.note(self.scheduler.state.effects)
 
-    def save(self):
-        self.clock.advance(1.0)
+    def save(self, seconds=1.0):
+        self.clock.advance(seconds)
         self._service.tick()
 
     def for_successor(self):
@@ -114,6 +114,27 @@ def test_a_file_that_lacks_what_gateways_have_heard_goes_until_the_next_one_is_w
     assert driver.for_successor() is None
     driver.save()
     assert driver.for_successor().adapters == ()
+
+
+class SlowDisk(type(REAL.disk)):
+    def replace(self, path, content):
+        self.clock.advance(0.1)
+        super().replace(path, content)
+
+
+def test_what_takes_long_to_save_is_not_saved_all_the_time(tmp_path):
+    """Thousands of adapters that come together change the catalog all the time."""
+    disk = SlowDisk()
+    with LocalLeadership(tmp_path / "term", REAL) as alone:
+        driver = ServiceDriver(tmp_path, alone, disk)
+        disk.clock = driver.clock
+        driver.state(adapter())
+        driver.save()
+        driver.state()
+        driver.save(seconds=1.5)
+        assert driver.for_successor() is None
+        driver.save(seconds=0.5)
+        assert driver.for_successor().adapters == ()
 
 
 def test_a_file_without_the_revision_that_gateways_have_heard_of_goes(driver):

@@ -43,6 +43,10 @@ TELLING_SECONDS = HELLO_SECONDS
 TICK_PAUSE_SECONDS = 0.02
 """Between two ticks at least: the resolution of deadlines and retries."""
 
+SAVE_PAUSE = 19
+"""The pause after the catalog was saved, as a multiple of the time that this took. Thousands of adapters that come
+together change it all the time, and each save writes all of them: saves take a twentieth of the event loop."""
+
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
 CHANGE_REJECTED = Overloaded("the scheduler failed repeatedly on this change; connect again in a minute")
@@ -127,6 +131,7 @@ class SchedulerService:
         self.due_times = DueTimer(self.next_due, self.tick, clock=self._clock, pause=TICK_PAUSE_SECONDS)
         self._levels = Levels(lambda: metrics.observe(self.scheduler))
         self._saved_at = -inf
+        self._save_pause = 0.0
         self._announced_term = self.term
         metrics.term.set(self.term)
 
@@ -140,8 +145,10 @@ class SchedulerService:
         if self._failed.is_set():
             return
         if self._file is not None and self.file_stale and self._clock() >= self._save_at():
-            self._saved_at = self._clock()
+            began = self._clock()
             self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
+            self._saved_at = self._clock()
+            self._save_pause = max(self.scheduler.config.look_again, SAVE_PAUSE * (self._saved_at - began))
         self._levels.tick(now)
 
     def next_due(self) -> float:
@@ -149,7 +156,7 @@ class SchedulerService:
         return min(due, self._save_at()) if self._file is not None and self.file_stale else due
 
     def _save_at(self) -> float:
-        return self._saved_at + self.scheduler.config.look_again
+        return self._saved_at + self._save_pause
 
     # ------------------------------------------------------------------------------------------------------- streams
 

@@ -582,8 +582,12 @@ class Adapters:
         for cleared in self._suspects.certified(event.instance):
             self._tell_of_refusals_by(cleared)
         replaced, state = adapter.serving, self._with_refusals(adapter, key, event.digest, start, runners)
-        self._serving = None
         adapter.serving = Revision(key=key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
+        if replaced is not None:
+            self._serving = None
+        elif self._serving is not None:  # of thousands that come together, each would have all collected again
+            of_digest = self._serving.setdefault(event.digest, {})
+            of_digest[adapter.spec.ref.object] = _source_of(adapter.spec, adapter.serving)
         adapter.put(key, state.certified(start))
         if replaced is not None:
             adapter.put(replaced.key, adapter.state_of(replaced.key))
