@@ -147,7 +147,7 @@ class ClassQueue:
         self._unfile(request)
         request.waits_for, request.page_needs = runners_of, page_needs
         if SOME_OF in runners_of:
-            self._some_of[runners_of] = runners_of.split(SOME_OF, maxsplit=1)[0], page_needs.keys()
+            self._some_of[runners_of] = runners_of.split(SOME_OF, maxsplit=1)[0], frozenset(page_needs)
         self.waiting[runners_of].add(request)
         self._note_head(runners_of, request)
 
