@@ -187,6 +187,18 @@ class Adapter:
         serves = self.serving is not None and self.serving.key == self.wanted
         return serves and self.newest.standing is Standing.PROVED and not self.newest.refusals
 
+    @property
+    def over(self) -> bool:
+        """The newest revision does not serve, and of what serves nothing is in doubt. It waits for a runner that comes,
+        or for the time of another attempt."""
+        newest, serving = self.newest, self.serving
+        if not newest.ended or newest.silent or self.asked_for is not None:
+            return False
+        if serving is None:
+            return True
+        state = self.state_of(serving.key)
+        return state.standing is Standing.PROVED and not state.refusals
+
     def to_ask(self, now: float) -> Iterator[RevisionKey]:
         """What a runner may be asked to check now. As long as the newest revision is not decided, what serves may be
         replaced soon, and is not asked for."""
@@ -248,6 +260,7 @@ class Adapters:
         would differ from process to process."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
+        self._expire_at = -math.inf
         self.may_be_ordered = False
         """Whether something has changed since orders were given last, so that others may be due."""
         self.order_times: list[float] = []
@@ -258,9 +271,13 @@ class Adapters:
         """The digests that names point to; None if they must be collected again."""
         self._turns: dict[Line, int] = {}
         """The last order to check, of those that have something to check"""
-        self._to_check: list[Adapter] | None = None
-        """Those that may have to be checked, in the order of their names; None if they must be found again. Mostly
-        there is none, however many adapters there are."""
+        self._to_check: dict[ObjectName, Adapter] | None = None
+        """Those that may have to be checked; None if they must be found again. Mostly there is none, however many
+        adapters there are."""
+        self._idle: dict[ObjectName, Adapter] = {}
+        """Others, which have to be checked when a runner comes, or it is time for another attempt."""
+        self._retries: list[tuple[float, ObjectName]] = []
+        """When it is. A heap, in which some are out of date."""
         self._replicated: list[Adapter] | None = None
         """Those with `minReplicas`; None if they must be found again."""
 
@@ -325,12 +342,12 @@ class Adapters:
             adapter.wanted, adapter.recheck_requested = wanted, False
             for key in (before, wanted):
                 if (state := adapter.states.get(key)) is not None:
-                    adapter.put(key, state.wanted_anew())
+                    self._put(adapter, key, state.wanted_anew())
         if spec.group != adapter.spec.group:
             self._retire(adapter)
             if (serving := adapter.serving) is not None:
                 adapter.serving = None
-                adapter.put(serving.key, adapter.state_of(serving.key))
+                self._put(adapter, serving.key, adapter.state_of(serving.key))
         adapter.spec = spec
 
     def _wanted(self, spec: AdapterSpec) -> RevisionKey:
@@ -394,24 +411,22 @@ class Adapters:
     def end_checks(self, runners: Collection[Runner], now: float, some_may_return: Callable[[GroupName], bool]) -> bool:
         """End those whose runner has gone or does not answer. → True if nobody is left to ask for a revision, so that
         it is refused. What serves stays while a runner is away: it may be the one that computes it rightly."""
-        self._to_check = [one for one in self._may_want_check() if not one.resolved or one.check is not None]
-        if not self._to_check:
+        self._find_to_check(now)
+        if not (asked := self._with_states()):
             return False
         here = {start_of(runner) for runner in runners if runner.attached}
         of_base: defaultdict[tuple[GroupName, str], list[Runner]] = defaultdict(list)
         for runner in runners:
             of_base[runner.group, runner.base.digest].append(runner)
         refused = False
-        for adapter in self._to_check:
-            if not adapter.states:
-                continue  # mostly, if there are many
+        for adapter in asked:
             key = adapter.asked_for
             state = adapter.state_of(key) if key is not None else NEW
             if key is not None and (check := state.asked) is not None:
                 if check.runner not in here:
-                    adapter.put(key, state.unanswered())
+                    self._put(adapter, key, state.unanswered())
                 elif now >= check.since + self._policy.load_retry:
-                    adapter.put(key, state.overdue())
+                    self._put(adapter, key, state.overdue())
             refused |= self._nobody_left(adapter, runners)
             if (serving := adapter.serving) is None or not adapter.state_of(serving.key).refusals:
                 continue
@@ -421,13 +436,14 @@ class Adapters:
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Ask one runner of the group to fetch and check each new revision: those of each namespace in turn."""
-        self._changes.expire(now)
+        if now >= self._expire_at:  # not with each event: there may be as many as adapters
+            self._changes.expire(now)
+            self._expire_at = now + self._policy.revision_pause
         if not self._to_check:
             return
-        busy = Counter(check.runner[0] for one in self._to_check if one.states and (check := one.check) is not None)
-        of_lines = Counter(
-            (one.line, runner) for one in self._to_check if one.states for runner in self._at_work(one, now)
-        )
+        asked = self._with_states()
+        busy = Counter(check.runner[0] for one in asked if (check := one.check) is not None)
+        of_lines = Counter((one.line, runner) for one in asked for runner in self._at_work(one, now))
         at_work = Counter[InstanceName]()
         for (_, instance), checks in of_lines.items():
             at_work[instance] += checks
@@ -435,7 +451,12 @@ class Adapters:
         def is_able(one: Runner) -> bool:
             return busy[one.instance] < CHECKS_AT_ONCE and at_work[one.instance] < MAX_CHECKS_AT_WORK
 
-        if not any(map(is_able, runners)):
+        for adapter in asked:
+            if adapter.over and not self._may_ask(adapter, runners, now):
+                name = adapter.spec.ref.object
+                self._idle[name] = self._to_check.pop(name)
+        free = {one.instance for one in runners if one.takes_work and is_able(one)}
+        if not free:
             return  # mostly, if many wait
 
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy.
@@ -469,6 +490,7 @@ class Adapters:
                     at_work[runner.instance] += 1
                     of_lines[line, runner.instance] += 1
                     if not is_able(runner):
+                        free.discard(runner.instance)
                         for some in able.values():
                             if runner in some:
                                 some.remove(runner)
@@ -479,7 +501,7 @@ class Adapters:
             return None
 
         waiting = self._in_turn()
-        while waiting:
+        while waiting and free:
             _, place, line, own = heappop(waiting)
             if (order := next_of(line, own)) is not None:
                 self._turns[line] = order.order
@@ -490,7 +512,7 @@ class Adapters:
         """Those that may have to be checked, by namespace: a heap, with the one first whose turn was longest ago. Of a
         namespace, first those that were not asked for the longest time: the orders of some may never be answered."""
         lines: defaultdict[Line, list[Adapter]] = defaultdict(list)
-        for adapter in sorted(self._to_check or (), key=attrgetter("asked_at")):
+        for adapter in sorted((self._to_check or {}).values(), key=attrgetter("asked_at")):
             lines[adapter.spec.group, adapter.spec.ref.namespace].append(adapter)
         # Who comes, or comes again, goes before none that has waited for a turn: so many that come keep nobody waiting.
         newest = max((self._turns[line] for line in lines if line in self._turns), default=0)
@@ -499,10 +521,22 @@ class Adapters:
         heapify(waiting)
         return waiting
 
+    def _may_ask(self, adapter: Adapter, runners: Iterable[Runner], now: float) -> bool:
+        """Whether a runner that is here may be asked, be it busy. If only time is missing, it is looked at then."""
+        retry_at = adapter.newest.retry_at
+        if retry_at is not None and retry_at > now:
+            heappush(self._retries, (retry_at, adapter.spec.ref.object))
+            self.order_at(retry_at)
+            return False
+        state, key = adapter.newest, adapter.wanted
+        return state.may_be_asked(now) and any(
+            state.is_open(start_of(one)) for one in runners if self._may_check(one, key)
+        )
+
     def _ask(self, adapter: Adapter, key: RevisionKey, runner: Runner, now: float) -> EnsureAdapter:
         order, serving, spec = next(self._orders), adapter.serving, adapter.spec
         adapter.asked_at = now
-        adapter.put(key, adapter.state_of(key).ask(order, start_of(runner), now))
+        self._put(adapter, key, adapter.state_of(key).ask(order, start_of(runner), now))
         self.order_at(now + self._policy.load_retry)
         # What serves is asked for as these bytes: its source may have others by now.
         digest = serving.digest if serving is not None and serving.key == key else key.expected_digest
@@ -517,8 +551,36 @@ class Adapters:
         serves = runner.group == key.group and runner.serves(key.base)
         return serves and runner.takes_work and self._bases.known(key.group)
 
-    def _may_want_check(self) -> Iterable[Adapter]:
-        return self.by_name.values() if self._to_check is None else self._to_check
+    def _find_to_check(self, now: float) -> None:
+        if (found := self._to_check) is None:
+            found = self.by_name
+            self._idle.clear()
+            self._retries.clear()
+        while self._retries and self._retries[0][0] <= now:
+            _, name = heappop(self._retries)
+            if (adapter := self._idle.pop(name, None)) is not None:
+                found[name] = adapter
+        self._to_check = {
+            name: one for name, one in found.items() if not one.states or not one.resolved or one.check is not None
+        }
+
+    def _with_states(self) -> list[Adapter]:
+        """Of those that may have to be checked. The others wait for their first check: mostly, if there are many."""
+        return [one for one in (self._to_check or {}).values() if one.states]
+
+    def runners_changed(self) -> None:
+        """One has come or gone, or takes work now, or no longer: others may be asked."""
+        self.may_be_ordered = True
+        if self._to_check is not None:
+            self._to_check |= self._idle
+            self._idle.clear()
+
+    def _put(self, adapter: Adapter, key: RevisionKey, state: RevisionState) -> None:
+        adapter.put(key, state)
+        if self._to_check is not None:
+            name = adapter.spec.ref.object
+            self._to_check[name] = adapter
+            self._idle.pop(name, None)
 
     def checked_by(self, event: AdapterStateChanged) -> Check | None:
         """What this report answers; None if it answers no check that is known.
@@ -546,26 +608,25 @@ class Adapters:
         adapter, key, check = answered
         state = adapter.states[key]
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
-            adapter.put(key, state.works(check, now, event.bytes, self._policy.check_patience))
+            self._put(adapter, key, state.works(check, now, event.bytes, self._policy.check_patience))
             return False
         if event.certificate is not None and event.certificate.base_digest not in ("", key.base):
             return False  # its runner has another base model by now; without an answer the check is ordered again
         adapter.checked_at = now
         serving = adapter.serving
         if key != adapter.wanted and (serving is None or serving.key != key):
-            adapter.put(key, NEW)
+            self._put(adapter, key, NEW)
             return False  # the revision changed again: the next check is for the new one
         self._to_tell[adapter.spec.ref.object] = None
         if event.failure is None:
             if not state.refusals or (event.certificate is not None and event.certificate.is_proof):
                 self._certified(adapter, key, event, check.runner, runners)
                 return True
-            adapter.put(key, state.unproved(check.runner))
-            self._to_check = None
+            self._put(adapter, key, state.unproved(check.runner))
         elif is_refusal(event.failure, serves=state.serves):
             self._refused(adapter, key, event.failure, check.runner, runners, digest=event.digest)
         else:
-            adapter.put(key, state.failed(check.runner, event.failure, now))
+            self._put(adapter, key, state.failed(check.runner, event.failure, now))
         self._nobody_left(adapter, runners)
         if serving is not None:
             self._withdraw_all(serving.digest, runners, some_may_return=some_may_return)
@@ -588,9 +649,9 @@ class Adapters:
         elif self._serving is not None:  # of thousands that come together, each would have all collected again
             of_digest = self._serving.setdefault(event.digest, {})
             of_digest[adapter.spec.ref.object] = _source_of(adapter.spec, adapter.serving)
-        adapter.put(key, state.certified(start))
+        self._put(adapter, key, state.certified(start))
         if replaced is not None:
-            adapter.put(replaced.key, adapter.state_of(replaced.key))
+            self._put(adapter, replaced.key, adapter.state_of(replaced.key))
             if replaced.digest != event.digest:
                 self._retire_digest(adapter.spec, replaced)
 
@@ -617,9 +678,9 @@ class Adapters:
             self._tell_of_refusals_by(start)
 
     def _put_refusal(self, adapter: Adapter, key: RevisionKey, start: Start, failure: Failure) -> None:
-        adapter.put(key, adapter.state_of(key).refused(start, failure))
+        self._put(adapter, key, adapter.state_of(key).refused(start, failure))
         self._to_tell[adapter.spec.ref.object] = None
-        self.may_be_ordered, self._to_check = True, None
+        self.may_be_ordered = True
 
     def _may_not_serve(self, runner: Runner, digest: Digest, adapter: str, failure: Failure) -> bool:
         """→ True if it might before. So it is under each name that serves these bytes, if they are the cause."""
@@ -646,7 +707,7 @@ class Adapters:
         for one, key in self._that_it_serves(runner, digest):
             state, start = one.state_of(key), start_of(runner)
             if state.is_refused_by(start) and runner.may_serve(digest, str(one.spec.ref.object)):
-                one.put(key, state.certified(start))
+                self._put(one, key, state.certified(start))
                 self._to_tell[one.spec.ref.object] = None
 
     def _that_it_serves(self, runner: Runner, digest: Digest) -> Iterator[tuple[Adapter, RevisionKey]]:
@@ -693,7 +754,7 @@ class Adapters:
             return False
         if any(state.is_open(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
             return False
-        adapter.put(adapter.wanted, state.nobody_left())
+        self._put(adapter, adapter.wanted, state.nobody_left())
         self._to_tell[adapter.spec.ref.object] = None
         return True
 
@@ -715,7 +776,7 @@ class Adapters:
         self._retire(adapter)
         adapter.serving, self._serving = None, None
         self._withdrawn = True
-        adapter.put(serving.key, state.nobody_left())
+        self._put(adapter, serving.key, state.nobody_left())
         self._to_tell[adapter.spec.ref.object] = None
 
     def refused_on(
@@ -759,7 +820,7 @@ class Adapters:
         state, start = adapter.state_of(serving.key), start_of(runner)
         doubted = state.standing is Standing.DOUBTED or state.is_refused_by(start)
         if certificate.is_proof and doubted:  # it may have refused it with other kernels
-            adapter.put(serving.key, state.certified(start))
+            self._put(adapter, serving.key, state.certified(start))
             self._to_tell[adapter.spec.ref.object] = None
             self._may_serve(runner, serving.digest, str(adapter.spec.ref.object))
 
@@ -1012,9 +1073,8 @@ class Adapters:
         for adapter in self.by_name.values():
             for key, state in list(adapter.states.items()):
                 if state.refusals or state.unable or state.silent:
-                    adapter.put(key, state.without(start))
+                    self._put(adapter, key, state.without(start))
                     self._to_tell[adapter.spec.ref.object] = None
-        self._to_check = None
         self._fetches_ended(runner)
 
     def _fetches_ended(self, runner: Runner) -> None:

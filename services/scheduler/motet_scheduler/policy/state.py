@@ -169,7 +169,8 @@ class SchedulerState:
         group = runner.group
         self._forget_capacities(group)
         self.queue(group).rooms.changed(runner)
-        self.catalog_changed = self.adapters.may_be_ordered = True
+        self.catalog_changed = True
+        self.adapters.runners_changed()
         self._adapters_moved(runner, runner.adapters)
         self._decide(group)
 

@@ -1,0 +1,54 @@
+"""What an event costs while many adapters can't be served, or wait for their check."""
+
+from time import thread_time
+
+import pytest
+
+from motet.domain import Digest, InstanceName
+from motet.runner_info import Failure
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.values import AdapterRef, AdapterStage
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, ready
+from tests.scheduler.test_proofs import WRONG
+
+BAD = Failure("adapter_incompatible", "It is for another model.")
+AWAY = Failure("adapter_fetch_failed", "Its source is away.", retry_after=300.0)
+
+
+def with_failed(count: int, failure: Failure) -> SchedulerDriver:
+    driver = ready()
+    driver.scheduler.check = lambda: None  # type: ignore[method-assign]
+    driver.attach()
+    driver.state(*(adapter(f"a{number}") for number in range(count)))
+    while driver.orders:
+        for key, order in list(driver.orders.items()):
+            del driver.orders[key]
+            how = {"stage": AdapterStage.NONE, "certificate": None, "failure": failure}
+            driver.certify(key[1].name, Digest(""), order=order, **how)
+    return driver
+
+
+def cost_of_news(driver: SchedulerDriver) -> float:
+    ref, name = AdapterRef("default", "other"), InstanceName("r0")
+    device = AdapterStage.DEVICE
+    begin = thread_time()
+    for _ in range(100):
+        driver.send(
+            events.AdapterStateChanged(instance=name, ref=ref, digest=PIRATE, stage=device, ordered_stage=device)
+        )
+    return thread_time() - begin
+
+
+@pytest.mark.parametrize("failure", [BAD, AWAY, WRONG], ids=["bad", "away", "refused"])
+def test_an_event_does_not_look_at_adapters_that_have_failed(failure: Failure) -> None:
+    few, many = (min(cost_of_news(with_failed(count, failure)) for _ in range(2)) for count in (4, 400))
+    assert many < 5 * few
+
+
+@pytest.mark.parametrize("failure", [AWAY, WRONG], ids=["away", "refused"])
+def test_all_of_them_are_checked_again_when_a_runner_comes_or_the_time_has_come(failure: Failure) -> None:
+    driver = with_failed(3, failure)
+    cost_of_news(driver)
+    again = driver.attach("r1") if failure is WRONG else driver.wait(failure.retry_after)
+    asked = [one for one in again if isinstance(one, effects.EnsureAdapter)]
+    assert {one.ref.name for one in asked} == {"a0", "a1", "a2"}
