@@ -5,8 +5,8 @@ import gc
 from contextlib import contextmanager, suppress
 
 from motet_scheduler import garbage
-from motet_scheduler.garbage import MAX_KNOWN, collect_garbage, full_collections_put_off
-from tests.scheduler.builders import entry, ready
+from motet_scheduler.garbage import ADAPTERS_LIKE_ONE, MAX_KNOWN, collect_garbage, full_collections_put_off, known_to
+from tests.scheduler.builders import adapter, entry, ready
 
 
 @contextmanager
@@ -52,6 +52,14 @@ async def test_it_comes_at_each_look_while_few_requests_are_known(monkeypatch):
 async def test_it_is_not_put_off_for_ever(monkeypatch):
     monkeypatch.setattr(garbage, "MAX_PUT_OFF", 3)
     assert await collections_with(MAX_KNOWN + 1, 9) == 2
+
+
+def test_registered_adapters_count_too():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("r0")
+    driver.state(*(adapter(f"a{number}") for number in range(3 * ADAPTERS_LIKE_ONE)))
+    assert known_to(driver.scheduler) == 4
 
 
 def test_a_life_of_a_request_leaves_no_cycle():

@@ -21,7 +21,7 @@ with without_collections():
     from motet.surroundings import Surroundings, real_surroundings
     from motet_scheduler import leader_loop
     from motet_scheduler.catalog_file import CatalogFile
-    from motet_scheduler.garbage import collect_garbage
+    from motet_scheduler.garbage import collect_garbage, known_to
     from motet_scheduler.leader_only import LeaderOnly
     from motet_scheduler.metrics import Metrics
     from motet_scheduler.service import SchedulerService
@@ -59,7 +59,7 @@ def main() -> None:
                         record=record,
                         on_begin=leading.append,
                     ),
-                    collect_garbage(lambda: sum(len(one.scheduler.requests) for one in leading)),
+                    collect_garbage(lambda: sum(known_to(one.scheduler) for one in leading)),
                 )
 
     run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
