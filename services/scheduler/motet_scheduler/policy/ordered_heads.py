@@ -1,7 +1,7 @@
 """Heads of flows in the order of their turns, where only the first are looked at."""
 
 from bisect import bisect_right, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
@@ -60,10 +60,6 @@ class OrderedHeads:
         if len(self.of) == 1 and number:  # mostly
             return [*map(head_of, self.of)]
         return list(islice(self, number))
-
-    def requests(self) -> Collection[Request]:
-        """In no order."""
-        return self.of.keys()
 
     def first(self) -> Head:
         if not self._new:  # mostly nothing has moved: the common case of `__iter__`, as this is asked very often

@@ -3,7 +3,7 @@ at the others."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
 from itertools import chain, islice, takewhile
@@ -56,13 +56,6 @@ class ByNeed:
         """In order."""
         self._heads: dict[PageNeed, OrderedHeads] = {}
 
-    def __len__(self) -> int:
-        return len(self._needs)
-
-    def __iter__(self) -> Iterator[Request]:
-        """In no order."""
-        return chain.from_iterable(heads.requests() for heads in self._heads.values())
-
     def add(self, need: PageNeed, request: Request) -> None:
         heads = self._heads.get(need)
         if heads is None:
@@ -77,74 +70,102 @@ class ByNeed:
             del self._heads[need]
             del self._needs[bisect_left(self._needs, need)]
 
-    def first(
-        self, runner: Runner, free: int, examined: int, *, above: int, highest: float, adapters_there: bool
-    ) -> Iterator[Head]:
-        """The first `examined` of those of `Waiting.that_fit`. `adapters_there`: their adapters take no more pages.
-        However many have their turn before them and need more, or as much, nobody looks at them."""
+    def in_order(self, runner: Runner, free: int, *, above: int, adapters_there: bool) -> Iterator[Head]:
+        """Those of `Waiting.that_fit`. However many have their turn before them and need more, or as much, nobody looks
+        at them."""
         needs, kept = self._needs, runner.ledger.free - free
         alike = (
             may_run(self._heads[need], runner)
             for need in needs[bisect_left(needs, (above + 1,)) : bisect_left(needs, (free + 1,))]
             if adapters_there or not need[1] or need[0] + kept <= runner.free_beside(need[1])
         )
-        return islice(takewhile(lambda head: head[0] <= highest, merge(*alike)), examined)
+        return merge(*alike)
 
 
-class Line:
-    """Heads that wait for the same, by what they need on runners of one capacity."""
+class Sizes:
+    """Heads by what they need on runners of one capacity."""
 
-    __slots__ = ("_by_adapter", "_by_need", "by_size")
+    __slots__ = ("_by_need", "by_size")
 
     def __init__(self) -> None:
         self.by_size: list[Sized] = []
         self._by_need: ByNeed | None = None
         """None, as long as they are few: then each that fits is looked at."""
-        self._by_adapter: defaultdict[Digest, ByNeed] = defaultdict(ByNeed)
-        """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
 
-    def add(self, need: PageNeed, request: Request) -> None:
-        insort(self.by_size, sized(request, need))
+    def add(self, one: Sized) -> None:
+        insort(self.by_size, one)
         if self._by_need is not None:
-            self._file(self._by_need, need, request)
+            self._by_need.add(one[:2], one[5])
         elif len(self.by_size) > MAX_FEW:
-            self._file_all()
+            self.by_need()
 
-    def discard(self, need: PageNeed, request: Request) -> None:
-        del self.by_size[bisect_left(self.by_size, sized(request, need))]
-        if self._by_need is None:
-            return
-        if len(self.by_size) <= MAX_FEW // 2:
-            self._by_need = None
-            self._by_adapter.clear()
-            return
-        self._by_need.discard(need, request)
-        of_adapter = self._by_adapter[request.digest]
-        of_adapter.discard(need, request)
-        if not of_adapter:
-            del self._by_adapter[request.digest]
-
-    def with_adapter(self, digest: Digest) -> Iterable[Request]:
+    def discard(self, one: Sized) -> None:
+        del self.by_size[bisect_left(self.by_size, one)]
         if self._by_need is not None:
-            return self._by_adapter.get(digest, ())
-        return [one[5] for one in self.by_size if one[4] == digest]
+            self._by_need.discard(one[:2], one[5])
+            if len(self.by_size) <= MAX_FEW // 2:
+                self._by_need = None
 
     def by_need(self) -> ByNeed:
-        return self._by_need if self._by_need is not None else self._file_all()
-
-    def of_adapters(self, digests: Iterable[Digest]) -> Iterator[ByNeed]:
-        """Once `by_need` was asked."""
-        return filter(None, map(self._by_adapter.get, digests))
-
-    def _file_all(self) -> ByNeed:
-        filed = self._by_need = ByNeed()
-        for pages, of_adapter, *_, request in self.by_size:
-            self._file(filed, (pages, of_adapter), request)
+        if (filed := self._by_need) is None:
+            filed = self._by_need = ByNeed()
+            for one in self.by_size:
+                filed.add(one[:2], one[5])
         return filed
 
-    def _file(self, by_need: ByNeed, need: PageNeed, request: Request) -> None:
-        by_need.add(need, request)
-        self._by_adapter[request.digest].add(need, request)
+    def first(
+        self, runner: Runner, free: int, examined: int, *, above: int, highest: float, adapters_there: bool
+    ) -> Iterator[Head]:
+        """The first `examined` of those of `Waiting.that_fit`. `adapters_there`: their adapters take no more pages."""
+        few = between(above, free, self.by_size, MAX_FEW) if adapters_there else None
+        if few is None:
+            heads = self.by_need().in_order(runner, free, above=above, adapters_there=adapters_there)
+        else:
+            heads = may_run(sorted(head_of(one[5]) for one in few), runner)
+        return islice(takewhile(lambda head: head[0] <= highest, heads), examined)
+
+
+class Line(Sizes):
+    """Heads that wait for the same."""
+
+    __slots__ = ("_by_adapter",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_adapter: defaultdict[Digest, Sizes] | None = None
+        """The same, of each adapter alone: where all slots are in use, only those that have one can go. None, as long
+        as they are few."""
+
+    def add(self, one: Sized) -> None:
+        super().add(one)
+        if self._by_adapter is not None:
+            self._by_adapter[one[4]].add(one)
+        elif len(self.by_size) > MAX_FEW:
+            self.by_adapter()
+
+    def discard(self, one: Sized) -> None:
+        super().discard(one)
+        if self._by_adapter is None:
+            return
+        if len(self.by_size) <= MAX_FEW // 2:
+            self._by_adapter = None
+            return
+        of_adapter = self._by_adapter[one[4]]
+        of_adapter.discard(one)
+        if not of_adapter.by_size:
+            del self._by_adapter[one[4]]
+
+    def with_adapter(self, digest: Digest) -> list[Request]:
+        if self._by_adapter is None:
+            return [one[5] for one in self.by_size if one[4] == digest]
+        return [one[5] for one in self._by_adapter[digest].by_size] if digest in self._by_adapter else []
+
+    def by_adapter(self) -> Mapping[Digest, Sizes]:
+        if (filed := self._by_adapter) is None:
+            filed = self._by_adapter = defaultdict(Sizes)
+            for one in self.by_size:
+                filed[one[4]].add(one)
+        return filed
 
 
 class Waiting:
@@ -159,12 +180,12 @@ class Waiting:
     def add(self, request: Request) -> None:
         self.heads.add(request)
         for capacity, need in request.page_needs.items():
-            self.lines[capacity].add(need, request)
+            self.lines[capacity].add(sized(request, need))
 
     def discard(self, request: Request) -> None:
         self.heads.discard(request)
         for capacity, need in request.page_needs.items():
-            self.lines[capacity].discard(need, request)
+            self.lines[capacity].discard(sized(request, need))
 
     def with_adapter(self, digest: Digest) -> Iterator[Request]:
         """Those that some runner could hold: once for each capacity."""
@@ -233,13 +254,14 @@ class Waiting:
                 ]
             found = [head_of(one[5]) for one in few]
             return found if len(found) <= examined else list(islice(may_run(sorted(found), runner), examined))
-        first = partial(ByNeed.first, runner=runner, free=free, examined=examined, above=above, highest=highest)
-        by_need = line.by_need()
-        found = list(first(by_need, adapters_there=False)) if only is None else []
+        first = partial(Sizes.first, runner=runner, free=free, examined=examined, above=above, highest=highest)
+        found = list(first(line, adapters_there=False)) if only is None else []
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
-            for of_adapter in line.of_adapters((BASE, *running)):
-                found += first(of_adapter, adapters_there=True)
+            of_each = line.by_adapter()
+            for digest in (BASE, *running):
+                if digest in of_each:
+                    found += first(of_each[digest], adapters_there=True)
         return found
 
     def _up_to(self, highest: float, capacity: CapacityId, above: int, free: int) -> list[Sized] | None:
