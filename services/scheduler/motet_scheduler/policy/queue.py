@@ -86,6 +86,9 @@ class Queue:
             {one: class_queue.shares for one, class_queue in self.class_queues.items()},
             self._turns.late,
         )
+        self._kept = KeptFrom(config.headroom_one_in)
+        """From most requests: made once, as it is asked very often."""
+        self._kept_if_lacking = self._kept._replace(lacking=True)
         self.rooms = Rooms(config.headroom_one_in)
         self.freed: dict[Runner, None] = {}
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
@@ -245,10 +248,11 @@ class Queue:
         one_in = self.headroom.kept_from(request)
         if not one_in:
             return NOTHING_KEPT
+        lacking = self.rooms.lacks()
         for runner, reserved_for in self.reserved.items():
             if reserved_for is request:
-                return KeptFrom(one_in, runner, self.rooms.lacks())
-        return KeptFrom(one_in, None, self.rooms.lacks())
+                return KeptFrom(one_in, runner, lacking)
+        return self._kept_if_lacking if lacking else self._kept
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
