@@ -328,3 +328,16 @@ def test_a_large_adapter_looks_for_a_place_once_however_many_small_ones_leave_fo
     assert len(grant.evicted) == 17
     assert looks == [17]
     device.check()
+
+
+def test_a_device_with_room_orders_no_adapters_for_one_more(monkeypatch) -> None:
+    """With thousands on it, that takes milliseconds of an iteration."""
+    device = Device(20)
+    for number in range(5):
+        device.load(Digest(f"small {number}"), 2)
+    device.hold(0, 3, 6)
+    with monkeypatch.context() as full:
+        full.setattr(DeviceBudget, "_idle", None)
+        assert device.load(A, 7).evicted == ()
+    device.check()
+    assert len(device.load(B, 1).evicted) == 1

@@ -158,8 +158,9 @@ class DeviceBudget:
         """
         assert adapter not in self._runs, adapter
         assert count > 0, count
-        idle = self._idle(is_live) if evict else []
         over = max(0, len(self._runs) + 1 - self.max_adapters)
+        # With enough pages and places, a run fits once others are moved together: nobody needs the order of all.
+        idle = self._idle(is_live) if evict and (over or count > self.pages.free) else []
         for number in range(max(over, self._fewest(idle, count)), len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=evict)
             if arrangement is not None:
