@@ -39,7 +39,8 @@ class Settings(BaseSettings):
     the same base model or adapter and need no more pages than are free. It bounds how long a decision takes."""
 
     output_token_cost: float = Field(2.0, gt=0, le=1000)
-    """What a token of an answer costs in the shares of tenants, if one of a prompt costs 1."""
+    """What a token of an answer costs in the shares of tenants, if one of a prompt costs 1. As soon as runners of a
+    group have measured both, their median counts there, between 1 and 16."""
 
     standard_floor_percent: float = Field(10.0, ge=0, le=50)
     """How many percent of all placements class Standard gets at least while it waits, although interactive requests
