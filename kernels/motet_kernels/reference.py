@@ -1,4 +1,4 @@
-"""The reference of tests: one row at a time, in fp64, in the order of the formula. Clear rather than fast."""
+"""The reference of tests and proofs: one segment at a time, in fp64, in the order of the formula."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,9 +23,9 @@ def add_lora(
     for segment in segments:
         a, b, scale = matrices[segment.adapter.name]
         scale_and_shift = (scales or {}).get(segment.adapter.name)
-        for row in range(segment.start, segment.stop):
-            if scale_and_shift is not None:
-                c, e = scale_and_shift
-                result[row] = c.double() * result[row] + e.double()
-            result[row] += scale * (b.double() @ (a.double() @ x[row].double()))
+        rows = slice(segment.start, segment.stop)
+        if scale_and_shift is not None:
+            c, e = scale_and_shift
+            result[rows] = c.double() * result[rows] + e.double()
+        result[rows] += scale * (x[rows].double() @ a.double().T @ b.double().T)
     return result

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from motet_runner.adapters.weight_reader import WeightReader, has_changed
 ROWS = 4
 """Half of them begin with zeros as the linear's own result, so that the product stands alone."""
 MAX_AHEAD = 8
-"""The number of linears by which the thread may be ahead"""
+"""The number of times that the thread may be ahead, each with some linears"""
 MAX_AT_ONCE = 8
 """How many linears of one shape are computed together, if their matrices take no more than `MAX_BYTES_AT_ONCE`"""
 MAX_BYTES_AT_ONCE = 4 << 20
@@ -46,17 +46,18 @@ _Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Expected(NamedTuple):
-    linear: str
+    linears: tuple[str, ...]
+    """Of one shape: what is computed for all together costs hardly more than for each"""
     rows: torch.Tensor
     """[ROWS, inputs] in the engine's type"""
     own: torch.Tensor
-    """[ROWS, outputs] the linear's own result, in the engine's type"""
+    """[linears, ROWS, outputs] the linears' own results, in the engine's type"""
     result: torch.Tensor
-    """[ROWS, outputs] in fp64"""
+    """[linears, ROWS, outputs] in fp64"""
     explained: torch.Tensor
-    """[ROWS, outputs] in fp64: by how much rounding moves a result. 0 where nothing may change."""
+    """[linears, ROWS, outputs] in fp64: by how much rounding moves a result. 0 where nothing may change."""
     of_row: torch.Tensor
-    """[ROWS, 1] of each row, the root of its mean square"""
+    """[linears, ROWS, 1] of each row, the root of its mean square"""
     in_integers: bool
     """Whether the device has the adapter in 8-bit integers"""
 
@@ -79,7 +80,7 @@ class ExpectedResults:
         threading.Thread(target=self._run, name="adapter-proof", daemon=True).start()
 
     def take(self, wait_seconds: float = 0.0) -> Expected | None:
-        """Of the next linear; None if it is not there yet. Raises the error of the thread."""
+        """Of the next linears; None if it is not there yet. Raises the error of the thread."""
         try:
             found = self._found.get(timeout=wait_seconds) if wait_seconds else self._found.get_nowait()
         except queue.Empty:
@@ -115,16 +116,16 @@ class ExpectedResults:
             linears = {linear.module: linear for linear in self._adapter.linears}
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
-        rows = cache(lambda width, seed: fixed_rows(width, seed).to(self._dtype))
+        rows = partial(fixed_rows, dtype=self._dtype)
         alike: defaultdict[tuple[int, int, int, bool], list[LoraLinear]] = defaultdict(list)
         for group in self._layout.groups:
             for module, outputs in group.outputs.items():
                 linear = linears.get(module)
                 if linear is None:
-                    own = rows(outputs, 2)
+                    own = rows(outputs, 2).unsqueeze(0)
                     none = torch.zeros(own.shape, dtype=torch.float64)
                     yield Expected(
-                        module, rows(group.inputs, 1), own, own.double(), none, none[:, :1], self._in_integers
+                        (module,), rows(group.inputs, 1), own, own.double(), none, none[:, :, :1], self._in_integers
                     )
                 else:
                     rank = linear.a.shape[0] if linear.a is not None else 1
@@ -134,12 +135,12 @@ class ExpectedResults:
                 most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // (8 * rank * (inputs + outputs))))
                 for first in range(0, len(of_shape), most):
                     some = of_shape[first : first + most]
-                    yield from self._changed(some, matrices, rows(inputs, 1), rows(outputs, 2))
+                    yield self._changed(some, matrices, rows(inputs, 1), rows(outputs, 2))
 
     def _changed(
         self, linears: Sequence[LoraLinear], matrices: WeightReader, rows: torch.Tensor, own: torch.Tensor
-    ) -> Iterator[Expected]:
-        """Of linears of one shape: one call for all of them costs hardly more than one for each."""
+    ) -> Expected:
+        """Of linears of one shape"""
         inputs, outputs = rows.shape[1], own.shape[1]
         pairs = [self._matrices(one, matrices, inputs, outputs) for one in linears]
         scales = [
@@ -175,9 +176,8 @@ class ExpectedResults:
         wide = FP32_ROUNDING**2 * parts.unsqueeze(1) + FP32_STEP**2 * (inputs / 2) * singles
         explained = self._rounding**2 * size + wide + floor
         of_row = explained.mean(2, keepdim=True)
-        found = zip(linears, owns, result, explained.sqrt(), of_row.sqrt(), strict=True)
-        for linear, of_base, right, each_number, each_row in found:
-            yield Expected(linear.module, rows, of_base, right, each_number, each_row, self._in_integers)
+        names = tuple(one.module for one in linears)
+        return Expected(names, rows, owns, result, explained.sqrt(), of_row.sqrt(), self._in_integers)
 
     def _matrices(
         self, linear: LoraLinear, matrices: WeightReader, inputs: int, outputs: int
@@ -235,7 +235,8 @@ def _reference(
     return add_lora(own, rows, [segment], {name: matrices}, None if scales is None else {name: scales[:2]})
 
 
-def fixed_rows(width: int, seed: int) -> torch.Tensor:
+@lru_cache(maxsize=64)  # a model has a few widths
+def fixed_rows(width: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """[ROWS, width] the same numbers from -1 to 1 in each proof"""
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(ROWS, width, generator=generator, dtype=torch.float32) * 2 - 1
+    return (torch.rand(ROWS, width, generator=generator, dtype=torch.float32) * 2 - 1).to(dtype)

@@ -33,7 +33,7 @@ from motet_runner.execute.forward.trial import Trial, text
 from motet_runner.execute.proof.answers_proof import AnswersProof, Tokenizer
 
 LINEARS_AT_ONCE = 8
-"""The most linears that one plan proves while sequences run"""
+"""With this number of linears, a plan has done its part of a proof while sequences run"""
 
 ALLOWED = 3.0
 """The allowed error of a row, as a multiple of what rounding explains: the root of the mean square of its results. With
@@ -51,11 +51,11 @@ COMPANY = 12
 
 
 class _Compared(NamedTuple):
-    linear: str
+    linears: tuple[str, ...]
     wrong: torch.Tensor
-    """[] bool"""
+    """[linears] bool"""
     off: torch.Tensor
-    """[] the largest error as a multiple of what rounding explains"""
+    """[linears] the largest error as a multiple of what rounding explains"""
 
 
 @dataclass(slots=True)
@@ -159,6 +159,8 @@ class AdapterProof:
         self._answers = answers
         self._kernels = kernels
         self._compared: list[_Compared] = []
+        self._done = 0
+        """How many linears are compared"""
         self._effect: tuple[torch.Tensor, torch.Tensor] | None = None
         self.parts = 0
         """How many parts are done"""
@@ -172,7 +174,7 @@ class AdapterProof:
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
         prover, expected = self._prover, self._expected
-        if expected is not None and len(self._compared) < expected.linears:
+        if expected is not None and self._done < expected.linears:
             self._next_linears(expected, placed, wait_seconds)
             return False
         if expected is not None and self._effect is None:
@@ -188,12 +190,13 @@ class AdapterProof:
         backend = self._prover.backend()
         batch = backend.make_batch([Segment(0, ROWS, placed)])
         ends = time.monotonic() + wait_seconds
-        most = len(self._compared) + (results.linears if wait_seconds else LINEARS_AT_ONCE)
-        while len(self._compared) < min(most, results.linears):
+        most = self._done + (results.linears if wait_seconds else LINEARS_AT_ONCE)
+        while self._done < min(most, results.linears):
             expected = results.take(max(0.0, ends - time.monotonic()))
             if expected is None:
                 break
             self._compared.append(self._compare(expected, backend, batch))
+            self._done += len(expected.linears)
             self.parts += 1
             if wait_seconds and time.monotonic() >= ends:
                 break
@@ -232,27 +235,29 @@ class AdapterProof:
             )
 
     def _check_linears(self) -> None:
-        wrong = torch.stack([one.wrong for one in self._compared]).tolist() if self._compared else []
-        for compared, is_wrong in zip(self._compared, wrong, strict=True):
+        wrong = torch.cat([one.wrong for one in self._compared]).tolist() if self._compared else []
+        linears = [(one, number) for one in self._compared for number in range(len(one.linears))]
+        for (compared, number), is_wrong in zip(linears, wrong, strict=True):
             if is_wrong:
-                off = float(compared.off)
+                linear, off = compared.linears[number], float(compared.off[number])
                 raise _unproved(
-                    f"what the engine computes for {compared.linear} is wrong: it is off by {off:.2g} times what "
+                    f"what the engine computes for {linear} is wrong: it is off by {off:.2g} times what "
                     f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner.",
                     reason="ProofFailed",
                 )
 
     def _compare(self, expected: Expected, backend: LoraBackend[Any], batch: Any) -> _Compared:
         device = self._prover.memory.device
-        y = expected.own.to(device, copy=True)
-        backend.add_lora(y, expected.rows.to(device), expected.linear, batch)
+        y, rows = expected.own.to(device, copy=True), expected.rows.to(device)
+        for of_linear, linear in zip(y, expected.linears, strict=True):
+            backend.add_lora(of_linear, rows, linear, batch)
         error = (y.double() - expected.result.to(device)).abs()
         allowed = ALLOWED_OF_INTEGERS if expected.in_integers else ALLOWED
         explained, of_row = expected.explained.to(device), allowed * expected.of_row.to(device)
-        mean = error.square().mean(1, keepdim=True)
-        wrong = ~(mean <= of_row.square()).all() | ~(error <= OF_ONE * explained + of_row).all()
-        off = (error.max() / explained.max()).nan_to_num(torch.inf)
-        return _Compared(expected.linear, wrong, off)
+        mean = error.square().mean(2, keepdim=True)
+        right = (mean <= of_row.square()).all((1, 2)) & (error <= OF_ONE * explained + of_row).all((1, 2))
+        off = (error.amax((1, 2)) / explained.amax((1, 2))).nan_to_num(torch.inf)
+        return _Compared(expected.linears, ~right, off)
 
 
 def _unproved(why: str, reason: str) -> AdapterUnproved:
