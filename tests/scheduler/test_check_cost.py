@@ -4,8 +4,10 @@ from time import thread_time
 
 import pytest
 
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure
+from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import AdapterRef, AdapterStage
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, ready
@@ -52,3 +54,33 @@ def test_all_of_them_are_checked_again_when_a_runner_comes_or_the_time_has_come(
     again = driver.attach("r1") if failure is WRONG else driver.wait(failure.retry_after)
     asked = [one for one in again if isinstance(one, effects.EnsureAdapter)]
     assert {one.ref.name for one in asked} == {"a0", "a1", "a2"}
+
+
+def snapshot(*sources: str) -> scheduler_pb2.SyncUp:
+    entries = [
+        scheduler_pb2.AdapterEntry(ref=common_pb2.AdapterRef(namespace="default", name=f"a{number}"), source=source)
+        for number, source in enumerate(sources)
+    ]
+    return scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=entries))
+
+
+def test_what_has_not_changed_is_not_read_again_with_each_snapshot() -> None:
+    known: conversion.KnownAdapters = {}
+    first, second = (conversion.sync_event(snapshot(*of), known) for of in (("s0", "s1", "s2"), ("s0", "other")))
+    assert isinstance(first, events.CatalogReplaced)
+    assert isinstance(second, events.CatalogReplaced)
+    assert second.adapters[0] is first.adapters[0]
+    assert [one.revision.source for one in second.adapters] == ["s0", "other"]
+    assert len(known) == 2
+
+
+def test_of_a_snapshot_only_what_has_changed_is_checked() -> None:
+    driver = with_failed(3, WRONG)
+    cost_of_news(driver)
+    specs = tuple(one.spec for one in driver.scheduler.adapters)
+    driver.state(*specs)
+    assert not driver.of(effects.EnsureAdapter)
+    driver.state(*specs[:2], adapter("a2", stamp="2"))
+    assert [one.ref.name for one in driver.of(effects.EnsureAdapter)] == ["a2"]
+    driver.state(*specs[:1], adapter("a3"))
+    assert [one.ref.name for one in driver.of(effects.EnsureAdapter)] == ["a3"]

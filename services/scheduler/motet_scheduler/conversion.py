@@ -3,6 +3,7 @@
 What is said of each request is set field by field: to make the same by constructors takes three times as long.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from math import isfinite
 from typing import NamedTuple, cast
@@ -582,13 +583,28 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
     )
 
 
-def sync_event(up: scheduler_pb2.SyncUp) -> events.Event | None:
+KnownAdapters = dict[bytes, AdapterSpec]
+"""Those of the last snapshot, as they came"""
+
+
+def _read_adapters(entries: Iterable[scheduler_pb2.AdapterEntry], known: KnownAdapters) -> tuple[AdapterSpec, ...]:
+    """Snapshots are whole, and mostly little has changed: what has not is not read again."""
+    now: KnownAdapters = {}
+    for entry in entries:
+        as_bytes = entry.SerializeToString()
+        now[as_bytes] = known.get(as_bytes) or _read_adapter(entry)
+    known.clear()
+    known.update(now)
+    return tuple(now.values())
+
+
+def sync_event(up: scheduler_pb2.SyncUp, known: KnownAdapters | None = None) -> events.Event | None:
     match up.WhichOneof("message"):
         case "snapshot":
             stated = up.snapshot
             return events.CatalogReplaced(
                 tuple(_read_pool(pool) for pool in stated.pools),
-                tuple(_read_adapter(adapter) for adapter in stated.adapters),
+                _read_adapters(stated.adapters, known if known is not None else {}),
                 tuple((namespace.name, namespace.uid) for namespace in stated.namespaces),
             )
         case "delta":

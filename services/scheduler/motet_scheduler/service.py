@@ -118,6 +118,7 @@ class SchedulerService:
         self._operator_numbers = itertools.count(1)
         self._operator = (0, 0)
         """Who has said what the catalog is: the term, and of its streams the newest."""
+        self._known_adapters: conversion.KnownAdapters = {}
         self.supervisor: Link[supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Link(
             "supervisor",
             supervisor_address,
@@ -276,7 +277,7 @@ class SchedulerService:
             session.end(REPLACED)
             return
         self._operator = (up.term, session.peer)
-        if (event := conversion.sync_event(up)) is not None:
+        if (event := conversion.sync_event(up, self._known_adapters)) is not None:
             self.handle(event)
 
     def _on_supervisor_message(self, down: supervisor_pb2.AdviseDown) -> None:

@@ -306,26 +306,32 @@ class Adapters:
 
     def state(self, specs: Iterable[AdapterSpec]) -> bool:
         """Replace the list of adapters. True if something changed."""
-        self._to_check = self._replicated = None
         wanted = {spec.ref.object: spec for spec in specs}
-        before = {name: adapter.spec for name, adapter in self.by_name.items()}
         # A list, not a set: the order must be the same in every process.
-        gone = [self.by_name.pop(name) for name in before if name not in wanted]
+        gone = [self.by_name.pop(name) for name in list(self.by_name) if name not in wanted]
+        changed = bool(gone)
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
-            if before.get(name) != spec:
-                self._to_tell[name] = None
+            if adapter is not None and (spec is adapter.spec or spec == adapter.spec):
+                continue  # mostly: each time, all are stated
+            changed, self._to_tell[name] = True, None
+            self._serving = self._replicated = None
             if adapter is None:
-                self.by_name[name] = Adapter(spec, self._wanted(spec))
-            elif spec != adapter.spec:
+                self.by_name[name] = adapter = Adapter(spec, self._wanted(spec))
+                self._note(adapter)
+            else:
                 self._update(adapter, spec)
-        self._serving = None
         # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
+            self._serving = self._replicated = None
             self.gone.append(adapter.spec.ref)
-            self._to_tell[adapter.spec.ref.object] = None
+            name = adapter.spec.ref.object
+            self._to_tell[name] = None
+            self._idle.pop(name, None)
+            if self._to_check is not None:
+                self._to_check.pop(name, None)
             self._retire(adapter)
-        return before != wanted
+        return changed
 
     def base_changed(self, group: GroupName) -> None:
         """The group may have another base model: its adapters have to be checked for that one."""
@@ -335,7 +341,8 @@ class Adapters:
                 self._to_tell[adapter.spec.ref.object] = None
 
     def _update(self, adapter: Adapter, spec: AdapterSpec) -> None:
-        self._to_check = self._replicated = None
+        self._replicated = None
+        self._note(adapter)
         wanted, before = self._wanted(spec), adapter.wanted
         if (before, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
             # The old failure was about another revision or another bound.
@@ -577,6 +584,10 @@ class Adapters:
 
     def _put(self, adapter: Adapter, key: RevisionKey, state: RevisionState) -> None:
         adapter.put(key, state)
+        self._note(adapter)
+
+    def _note(self, adapter: Adapter) -> None:
+        """Something has changed about it: it may have to be checked."""
         if self._to_check is not None:
             name = adapter.spec.ref.object
             self._to_check[name] = adapter
