@@ -31,7 +31,8 @@ with all adapters on its device.
 of as many checks in one process. `gap_checking` is the 99th percentile of the time between two parts of the answers of
 eight neighbours, while adapters with long headers and endless patterns are checked, over that without. `herd_*`: 1,000
 requests of ten tenants at once, each for another adapter that is on the disk and not on the device: loads of an
-adapter, failures, and the mean time of the slowest tenant over the mean of all.
+adapter, failures, and the mean time of the slowest tenant over the mean of all. `herd_few`: of 1,000 others, nine of
+ten are one tenant's, which asks first. The mean time of the slowest of the others over that tenant's.
 
 `dora`: `dora_vs_lora_*` as in `benchmarks.engine`, and `dora_vs_peft_*`: PEFT's seconds, which computes such adapters
 one after the other, over ours.

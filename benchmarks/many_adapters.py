@@ -47,7 +47,7 @@ class ManyAdapters:
             yield folder
 
     def layouts(self, engine: Engine) -> list[AdapterLayout]:
-        """As the check leaves them, with their slabs written."""
+        """As a runner leaves them before their first request: checked, with their slabs written."""
         checked = [certify(first, engine.info).layout for first in self._first]
         layouts = []
         for number, folder in enumerate(self.folders):

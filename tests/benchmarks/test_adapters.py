@@ -1,12 +1,13 @@
 """What `benchmarks.adapters` counts."""
 
 from argparse import Namespace
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.adapter_stack import HostileAdapters
+from benchmarks.adapter_stack import TENANTS, HostileAdapters, owner_of
 from benchmarks.adapter_traffic import Traffic
 from benchmarks.adapters import Service
 from benchmarks.engine_run import Ask, Run
@@ -96,3 +97,12 @@ def test_the_long_header_is_one_that_is_parsed_to_its_end(tmp_path: Path, model:
     honest = random_adapter(SMALL, tmp_path / "honest", rank=4, seed=0)
     with pytest.raises(AdapterIncompatible, match=r"(\d+) of \1 tensors belong to no linear"):
         certify(next(iter(HostileAdapters(tmp_path / "hostile", honest))), engine.info)
+
+
+def test_of_the_second_half_one_tenant_has_most_and_each_other_one_some() -> None:
+    alike = Counter(owner_of(number, 2000) for number in range(1000))
+    assert set(alike.values()) == {1000 // TENANTS}
+    pile = Counter(owner_of(number, 2000) for number in range(1000, 2000))
+    assert pile.pop(0) == 900
+    assert len(pile) == TENANTS - 1
+    assert set(pile.values()) == {11, 12}
