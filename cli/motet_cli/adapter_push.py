@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ def push(
     if outcome.status == DONE and wait_seconds:
         with pushed.locked():
             pushed.remove_unused()  # the revision that served until now
+    warnings = _warnings(outcome)
     document = {
         "namespace": key.namespace,
         "name": key.name,
@@ -102,10 +104,11 @@ def push(
         "changed": changed,
         "ready": outcome.entry is not None and outcome.status == DONE,
         "message": outcome.said,
+        "warnings": warnings,
     }
     _print(found, document, as_json=as_json)
     if not as_json:
-        _print_outcome(key, outcome, pool, stack)
+        _print_outcome(key, outcome, pool, stack, [one for one in warnings if one not in found["warnings"]])
     return outcome.status
 
 
@@ -259,8 +262,18 @@ def _print(found: Json, pushed: Json | None, *, as_json: bool) -> None:
         print_found(found)
 
 
-def _print_outcome(key: ObjectName, outcome: Outcome, pool: Manifest, stack: LocalStack) -> None:
+def _warnings(outcome: Outcome) -> list[str]:
+    """What a runner has found: it proves the adapter, and compares recorded answers."""
+    served = outcome.status == DONE and outcome.entry is not None
+    return list((outcome.entry or {})["certificate"]["warnings"]) if served else []
+
+
+def _print_outcome(
+    key: ObjectName, outcome: Outcome, pool: Manifest, stack: LocalStack, warnings: Sequence[str]
+) -> None:
     printer = Printer(folds_lines=False)
+    for warning in warnings:
+        printer.line("\n", ("warning", "yellow"), f": {warning}")
     if outcome.status != DONE:
         printer.line(f"\n{key} ", ("does not serve these files", "red"), f": {outcome.said}")
         printer.line(f"motet adapter show {key.name} -n {key.namespace}   says more.")

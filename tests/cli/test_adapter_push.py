@@ -159,6 +159,18 @@ def test_a_second_push_switches_the_revision_and_keeps_what_somebody_has_added(
     assert path.read_text().startswith("# `motet adapter push` has written this file")
 
 
+def test_what_a_runner_warns_about_is_said_once(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    found = "the answers recorded in motet_proof.json are not those of this base model"
+    stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), warnings=(found,), Ready=SERVES))
+    assert push(stack, PIRATE, wait_seconds=20.0) == 0
+    assert capsys.readouterr().out.count(f"warning: {found}") == 1
+    assert push(stack, PIRATE, wait_seconds=20.0, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["pushed"]["warnings"] == [found]
+    stack.says()
+    assert push(stack, PIRATE, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["pushed"]["warnings"] == []
+
+
 def test_equal_files_of_two_names_are_one_copy_until_both_are_gone(
     stack: StandingStack, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,7 +115,14 @@ def ended(callback: PublishCallback, output_dir: Path, *, first: bool = True) ->
 
 SAID = {
     "check": {"warnings": ["a task_type of its own"]},
-    "pushed": {"namespace": "default", "name": "desk", "digest": "sha256:1", "manifest": "desk.yaml", "ready": True},
+    "pushed": {
+        "namespace": "default",
+        "name": "desk",
+        "digest": "sha256:1",
+        "manifest": "desk.yaml",
+        "ready": True,
+        "warnings": ["a task_type of its own", "other answers"],
+    },
 }
 
 
@@ -130,7 +137,11 @@ def test_the_callback_publishes_once_and_what_it_has_saved_stays(
     assert callback.published is None
     ended(callback, tmp_path / "out")
     assert callback.published == Published(
-        "default/desk", "sha256:1", ready=True, manifest="desk.yaml", warnings=("a task_type of its own",)
+        "default/desk",
+        "sha256:1",
+        ready=True,
+        manifest="desk.yaml",
+        warnings=("a task_type of its own", "other answers"),
     )
     assert said.read_text() == str(tmp_path / "out" / "published")
     assert adapter_digest(tmp_path / "out" / "published") == adapter_digest(PIRATE)

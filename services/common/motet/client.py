@@ -60,6 +60,7 @@ class Published:
     manifest: str
     """The file with the manifest; with `to`, the manifest itself"""
     warnings: tuple[str, ...] = ()
+    """Of the check, and of the runner that serves it: it compares recorded answers, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class Publication:
             pushed["digest"],
             pushed.get("ready", False),
             pushed["manifest"],
-            tuple(said["check"]["warnings"]),
+            tuple(dict.fromkeys([*said["check"]["warnings"], *pushed.get("warnings", ())])),
         )
 
     def command(self, folder: Path) -> str:
