@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import regex
 
@@ -57,7 +57,8 @@ REFUSED = {
     "use_bdlora": f"Motet does not serve BD-LoRA: {MERGE}.",
     "alora_invocation_tokens": "Motet does not serve activated LoRA yet. Train a plain LoRA.",
     "trainable_token_indices": f"It changes embeddings of the base model, which other tenants share: {MERGE}.",
-    "target_parameters": f"Motet does not serve LoRA on bare parameters (experts) yet: {MERGE}.",
+    "target_parameters": "Motet does not serve LoRA on bare parameters (experts) yet. Train the linears of the "
+    f"attention alone, by their names in target_modules, or {MERGE}.",
     "arrow_config": f"Motet does not serve Arrow routing: {MERGE}.",
     "kasa_config": f"Motet does not serve KaSA: {MERGE}.",
     "monteclora_config": f"Motet does not serve MonteCLoRA: {MERGE}.",
@@ -76,6 +77,11 @@ GENERATES = ("", "CAUSAL_LM")
 the same, but it was trained for something else."""
 BIASES = (None, "none", "all", "lora_only")
 """Which biases were trained. An adapter of a model without biases has no tensors for them."""
+
+
+Number = TypeVar("Number", int, float)
+Accept = Callable[[str, str], str]
+"""Gets a field and a pattern → the pattern, if it is a regular expression that can be matched in little memory"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +123,12 @@ def read_config(folder: Path) -> LoraConfig:
     if not path.is_file():
         raise AdapterIncompatible(f"{folder} has no {CONFIG_NAME}. The source must name the folder that PEFT saved.")
     if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise AdapterIncompatible(f"{CONFIG_NAME} has more than {MAX_CONFIG_BYTES} bytes.", reason="TooLarge")
+        raise AdapterIncompatible(
+            f"{CONFIG_NAME} has more than {MAX_CONFIG_BYTES} bytes. Save the adapter again.", reason="TooLarge"
+        )
     raw = parse(path.read_bytes(), CONFIG_NAME)
     if not isinstance(raw, dict):
-        raise AdapterIncompatible(f"{CONFIG_NAME} must contain a JSON object.")
+        raise AdapterIncompatible(f"{CONFIG_NAME} must contain a JSON object. Save the adapter again.")
     return parse_config(raw)
 
 
@@ -159,7 +167,17 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     if not isinstance(task, str):
         raise _refused("task_type", task, "It must be a name, such as CAUSAL_LM.")
     matcher = Matcher(CONFIG_NAME)
-    accept = matcher.accept
+
+    def accept(name: str, pattern: str) -> str:
+        try:
+            return matcher.accept(pattern)
+        except (ValueError, RecursionError, regex.error) as error:
+            raise _refused(
+                name,
+                pattern,
+                f"As a regular expression it is not accepted: {str(error)[:200]}. Name the modules instead.",
+            ) from error
+
     try:
         config = LoraConfig(
             r=_positive("r", raw.get("r")),
@@ -168,8 +186,8 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             dora=bool(raw.get("use_dora")),
             lora_bias=bool(raw.get("lora_bias")),
             biases=raw.get("bias") in {"all", "lora_only"},
-            rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
-            alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
+            rank_pattern=_pattern(raw, "rank_pattern", _positive, accept),
+            alpha_pattern=_pattern(raw, "alpha_pattern", _alpha, accept),
             modules=_selection(raw, accept),
             task=task,
             trained_on=trained_on if isinstance(trained_on := raw.get("base_model_name_or_path"), str) else "",
@@ -177,12 +195,21 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:
         raise AdapterIncompatible(
-            f"{CONFIG_NAME} does not have the form that PEFT writes: {str(error)[:200]}."
+            f"{CONFIG_NAME} does not have the form that PEFT writes: {str(error)[:200]}. Save the adapter again."
         ) from error
     return config
 
 
-def _selection(raw: Mapping[str, Any], accept: Callable[[str], str]) -> ModuleSelection:
+def _pattern(
+    raw: Mapping[str, Any], name: str, value_of: Callable[[str, Any], Number], accept: Accept
+) -> dict[str, Number]:
+    found = raw.get(name) or {}
+    if not isinstance(found, dict):
+        raise _refused(name, found, "It must be an object of names and numbers.")
+    return {accept(name, key): value_of(name, value) for key, value in found.items()}
+
+
+def _selection(raw: Mapping[str, Any], accept: Accept) -> ModuleSelection:
     targets = _names(raw, "target_modules", accept)
     if targets is None:
         raise _refused(
@@ -204,16 +231,16 @@ def _selection(raw: Mapping[str, Any], accept: Callable[[str], str]) -> ModuleSe
         targets=targets,
         excluded=_names(raw, "exclude_modules", accept) or frozenset(),
         layers=layers or frozenset(),
-        layer_patterns=tuple(accept(one) for one in _listed(raw.get("layers_pattern"))),
+        layer_patterns=tuple(accept("layers_pattern", one) for one in _listed(raw.get("layers_pattern"))),
     )
 
 
-def _names(raw: Mapping[str, Any], name: str, accept: Callable[[str], str]) -> str | frozenset[str] | None:
+def _names(raw: Mapping[str, Any], name: str, accept: Accept) -> str | frozenset[str] | None:
     value = raw.get(name)
     if value is None:
         return None
     if isinstance(value, str):
-        return accept(value)
+        return accept(name, value)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return frozenset(value)
     raise _refused(name, value, "It must be a list of names or one regular expression.")

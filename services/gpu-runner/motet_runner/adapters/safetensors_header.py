@@ -12,6 +12,8 @@ from motet_runner.adapters.strict_json import parse
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Twice the bytes of a header for 20,000 linears. The format itself allows 100 MB."""
 
+MAX_NAME_CHARS = 200
+"""The most characters of a tensor's name that a message quotes"""
 MAX_TYPE_CHARS = 16
 MAX_DIMENSIONS = 8
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -26,12 +28,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     raw, size = _raw_header(path)
     entries = parse(raw, f"the header of {path.name}")
     if not isinstance(entries, dict):
-        raise _broken(path)
+        raise _broken(path, "it is not an object")
     begin = end = 8 + len(raw)
-    tensors = {name: _tensor(path, entry, begin) for name, entry in entries.items() if name != "__metadata__"}
-    for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.bytes)):
+    tensors = {name: _tensor(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"}
+    for name, tensor in sorted(tensors.items(), key=lambda each: (each[1].start, each[1].bytes)):
         if tensor.start != end:  # unused bytes, or bytes that two tensors share
-            raise _broken(path)
+            raise _broken(path, f"{name[:MAX_NAME_CHARS]} does not begin where the tensor before it ends")
         end += tensor.bytes
     _check_end(path, size - begin, end - begin)
     return tensors
@@ -42,7 +44,7 @@ def check_whole(path: Path) -> None:
     tenth of the time: `read_header` finds what else is wrong, and a fetch need not know it."""
     raw, size = _raw_header(path)
     if not raw.lstrip().startswith(b"{"):
-        raise _broken(path)
+        raise _broken(path, "it is not an object")
     _check_end(path, size - 8 - len(raw), max(map(int, _END.findall(raw)), default=0))
 
 
@@ -68,23 +70,25 @@ def _check_end(path: Path, size: int, listed: int) -> None:
         )
 
 
-def _tensor(path: Path, entry: Any, begin: int) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
     try:
         shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise _broken(path) from None
+        raise _broken(path, f"{name[:MAX_NAME_CHARS]} lacks shape, dtype or data_offsets") from None
     numbers = [start, end, *shape] if isinstance(shape, list) else [None]
     if (
         not all(type(number) is int and number >= 0 for number in numbers)
         or not isinstance(dtype, str)
         or len(dtype) > MAX_TYPE_CHARS
     ):
-        raise _broken(path)
+        raise _broken(path, f"{name[:MAX_NAME_CHARS]} has a shape, dtype or data_offsets of another form")
     width = WIDTHS.get(dtype)
     if len(shape) > MAX_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
-        raise _broken(path)
+        raise _broken(path, f"data_offsets of {name[:MAX_NAME_CHARS]} are not those of its shape")
     return StoredTensor(begin + start, tuple(shape), dtype, end - start)
 
 
-def _broken(path: Path) -> AdapterIncompatible:
-    return AdapterIncompatible(f"{path.name} has a broken header. Save the adapter again.", reason="FormatRejected")
+def _broken(path: Path, why: str) -> AdapterIncompatible:
+    return AdapterIncompatible(
+        f"The header of {path.name} is broken: {why}. Save the adapter again.", reason="FormatRejected"
+    )

@@ -36,18 +36,22 @@ def parse(raw: bytes, name: str) -> Any:
         return found
 
     def refuse_constant(text: str) -> NoReturn:
-        raise AdapterIncompatible(f"{name} has {text}, which is not a number in JSON. Replace it.", reason=REASON)
+        field = re.search(rb'"([^"\\]{1,80})"\s*:\s*' + text.encode(), raw)  # none in a list
+        of = f" as {field[1].decode()}" if field is not None else ""
+        raise AdapterIncompatible(f"{name} has {text}{of}, which is not a number in JSON. Replace it.", reason=REASON)
 
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values.", reason="TooLarge")
+        raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values. Save it again.", reason="TooLarge")
     try:
         value = json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=refuse_constant)
         if _HALF.search(raw):  # half of a pair, which is no text: no message could name it
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise AdapterIncompatible(f"{name} is not valid JSON: {str(error)[:200]}.", reason=REASON) from None
+        raise AdapterIncompatible(
+            f"{name} is not valid JSON: {str(error)[:200]}. Save it again.", reason=REASON
+        ) from None
     if not _within_depth(value):
-        raise AdapterIncompatible(f"{name} is nested more than {MAX_DEPTH} levels deep.", reason=REASON)
+        raise AdapterIncompatible(f"{name} is nested more than {MAX_DEPTH} levels deep. Save it again.", reason=REASON)
     return value
 
 

@@ -43,6 +43,8 @@ UNSERVED = {
     r"(?:^|\.)(?:lm_head|embed_out)\.lora_": "Motet does not serve LoRA on the output layer. Train with target_modules "
     f"that leave it out, or {MERGE}.",
     r"\.experts\.": f"Motet does not serve LoRA on experts. Train the linears of the attention alone, or {MERGE}.",
+    r"(?:^|\.)(?:vision_\w+|visual|audio_\w+|multi_modal_projector)\.": "Motet serves the decoder of text alone. Train "
+    f"with target_modules or exclude_modules that leave it out, or {MERGE}.",
     r"\.bias$": "Motet serves the biases of linears, and other tenants share all others. Train with bias='none', or "
     f"{MERGE}.",
     r"\.modules_to_save\.": f"It replaces a module of the base model, which other tenants share: {MERGE}.",
