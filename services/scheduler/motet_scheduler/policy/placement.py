@@ -198,8 +198,7 @@ class Placer:
         if request.draw is not None:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
-        cached = runner.cached_tokens(request.prefix_hints) if request.prefix_hints else 0
-        tokens = request.prompt_tokens + request.delivered - min(cached, request.prompt_tokens)
+        tokens = _to_compute(request, runner) if runner.limits is not None else 0  # else nobody asks
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now, tokens=tokens)
         state.queue(request.group).promised(runner)
         state.emit(
@@ -224,6 +223,12 @@ class Placer:
         )
         request.moved_reason, request.engine_hung = "", False
         state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
+
+
+def _to_compute(request: Request, runner: Runner) -> int:
+    """Tokens, before the next one of its answer."""
+    cached = runner.cached_tokens(request.prefix_hints)
+    return request.prompt_tokens + request.delivered - min(cached, request.prompt_tokens)
 
 
 class Positions:
