@@ -232,11 +232,12 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
         serving(Path(name), model, [], engine=engine, env={}) as stack,
     ):
         herd = Herd(stack, Path(name) / "manifests", adapters, given)
-        own = [psutil.Process(pid) for pid in stack.processes()]
+        pids = {*stack.processes()}
+        own = [one for one in psutil.process_iter() if one.pid in pids]
         baseline = certified(adapters.folders[:half])
         before = _cpu(own)
         applied = herd.apply()
-        cpu = sum(after - earlier for after, earlier in zip(_cpu(own), before, strict=True))
+        cpu = sum(max(0.0, after - earlier) for after, earlier in zip(_cpu(own), before, strict=True))
         baseline += certified(adapters.folders[half:])
         ready = applied / baseline
         took, checks = f"{applied:.1f} s, {cpu:.1f} of CPU", f"{baseline:.1f} s, {spent:.1f} of CPU"
@@ -253,8 +254,14 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
 
 
 def _cpu(processes: Sequence[psutil.Process]) -> list[float]:
-    """Seconds of each, with its children that have ended"""
-    return [sum(process.cpu_times()[:4]) for process in processes]
+    """Seconds of each, with its children that have ended. 0 of one that has ended: some only help others"""
+    found = []
+    for process in processes:
+        try:
+            found.append(sum(process.cpu_times()[:4]))
+        except psutil.NoSuchProcess:
+            found.append(0.0)
+    return found
 
 
 def _entry(name: str) -> str:
