@@ -8,6 +8,7 @@ import pytest
 from motet.domain import BASE, Digest, RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.reserved_runners import MIN_STEP_SECONDS
 from motet_scheduler.policy.values import Estimate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready, reserved
 from tests.scheduler.load import Ask, Load
@@ -241,6 +242,12 @@ def test_what_nobody_else_waits_for_is_free_and_where_nobody_knows_how_long_a_to
     driver = reserved_with_idle_pages(**why)
     driver.cancel("large")
     assert counter_of(driver, "large") == BEFORE
+
+
+def test_a_runner_that_says_that_it_takes_no_time_ruins_nobody():
+    driver = reserved_with_idle_pages(step_seconds=1e-12)
+    driver.cancel("large")
+    assert counter_of(driver, "large") == pytest.approx(BEFORE + 2 * 5.0 / MIN_STEP_SECONDS)
 
 
 def test_requests_as_large_as_a_runner_take_no_more_than_a_share():

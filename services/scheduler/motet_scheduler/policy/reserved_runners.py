@@ -21,6 +21,9 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import SchedulerConfig
 
+MIN_STEP_SECONDS = 1e-3
+"""A runner that says less, whatever it is, costs a tenant no more for its idle pages than this."""
+
 
 class Left(NamedTuple):
     """What an overdue request leaves to others."""
@@ -87,4 +90,4 @@ def _tokens_per_second(runner: Runner, overdue: Request, config: SchedulerConfig
     sequences = runner.sequences
     mean = runner.ledger.total / sequences if sequences else need
     idle = max(0, min(need, runner.free_for(overdue.digest))) / max(1.0, mean)
-    return min(idle, runner.max_sequences - sequences) / runner.step_seconds
+    return min(idle, runner.max_sequences - sequences) / max(runner.step_seconds, MIN_STEP_SECONDS)
