@@ -2,8 +2,8 @@
 
 | beyond  | when                                                                                                   |
 |---------|--------------------------------------------------------------------------------------------------------|
-| knee    | it has so many sequences that one more costs more than it gives (PU-13, `step_profile.py`)             |
-| gap     | with the contexts that it has, a token would take longer than its pool's SLO says (S3-18)              |
+| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                    |
+| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                  |
 | prompts | it has prompts to compute for `MAX_PROMPT_SECONDS`                                                     |
 
 Nobody waits for these: where all runners with room are beyond one, a request goes to the emptiest of them. What keeps
@@ -51,7 +51,7 @@ class FillLimits:
     """Of the time of an iteration, with the target. None: its pool has none, or nothing was measured."""
 
     def beyond(self, sequences: int, context: int, prompt_tokens: int, request_tokens: int) -> Beyond | None:
-        """What a request of so many tokens exceeds, on a runner that has these. None: nothing."""
+        """What a request of `request_tokens` exceeds, on a runner that has these. None: nothing."""
         if sequences >= self.sequences:
             return Beyond(KNEE, self.sequences)
         if prompt_tokens > self.prompt_tokens:
@@ -64,7 +64,7 @@ class FillLimits:
 
 
 def fill_limits(profile: StepProfile, cap: BatchCap | None, places: int) -> FillLimits | None:
-    """Of a runner with so many places. None: nothing was measured."""
+    """Of a runner with `places` places. None: nothing was measured."""
     sequences = max(profile.knee, places / LEAST_KNEE_ONE_IN)
     prompt_tokens = MAX_PROMPT_SECONDS / profile.prompt_token if profile.prompt_token > 0 else inf
     law = cap if cap is not None and cap.sequences else None
