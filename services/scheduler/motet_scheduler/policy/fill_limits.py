@@ -2,8 +2,8 @@
 
 | beyond  | when                                                                                                   |
 |---------|--------------------------------------------------------------------------------------------------------|
-| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                    |
-| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                  |
+| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                 |
+| gap     | with the contexts that it has, a token would take longer than its pool's SLO says (S3-18)              |
 | prompts | it has prompts to compute for `MAX_PROMPT_SECONDS`                                                     |
 
 Nobody waits for these: where all runners with room are beyond one, a request goes to the emptiest of them. What keeps
