@@ -87,7 +87,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 def local(cluster: FakeServices, **settings: Any) -> Any:
     """A gateway of a local stack where adapters of two folders may be loaded"""
-    folders = [Path("/srv/adapters"), Path("/srv/trained")]
+    folders = [Path("/srv/adapters"), Path("/opt/adapters")]
     return serve(cluster, **{"metrics_dir": cluster.folder, "adapter_folders": folders, **settings})
 
 
@@ -190,7 +190,7 @@ def test_no_path_makes_another_command_of_the_recipe() -> None:
         (
             {"lora_path": "/etc"},
             "lora_path",
-            "must lie below /srv/adapters or /srv/trained (MOTET_GATEWAY_ADAPTER_FOLD",
+            "must lie below /srv/adapters or /opt/adapters (MOTET_GATEWAY_ADAPTER_FOLD",
         ),
         ({"lora_path": "/srv/adapters-of-others/x"}, "lora_path", "must lie below"),
         ({"lora_path": "/srv/adapters/../../etc"}, "lora_path", "without '..'"),
@@ -227,9 +227,9 @@ async def test_a_body_that_is_no_small_object_is_refused(cluster: FakeServices, 
 
 
 def test_a_relative_path_is_below_the_first_folder() -> None:
-    folders = (Path("/srv/adapters"), Path("/srv/trained"))
+    folders = (Path("/srv/adapters"), Path("/opt/adapters"))
     assert folder_below("a/b", folders) == (folders[0], Path("/srv/adapters/a/b"))
-    assert folder_below("/srv/trained/x", folders) == (folders[1], Path("/srv/trained/x"))
+    assert folder_below("/opt/adapters/x", folders) == (folders[1], Path("/opt/adapters/x"))
     assert folder_below("/srv/adapters", folders) == (folders[0], folders[0])
 
 
@@ -239,13 +239,13 @@ def test_a_relative_path_is_below_the_first_folder() -> None:
 async def test_the_command_gets_all_that_was_asked_for(cluster: FakeServices, program: Program) -> None:
     cluster.add_adapter("legal", digest=DIGEST)
     async with local(cluster) as served:
-        body = {"lora_name": "legal", "lora_path": "/srv/trained/x y", "load_inplace": True, "base_model_name": "tiny"}
+        body = {"lora_name": "legal", "lora_path": "/opt/adapters/x y", "load_inplace": True, "base_model_name": "tiny"}
         answer = await post(served, LOAD, body)
         assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'legal' added successfully.")
         group = served.gateway.catalog.current.groups[0].group
     ((_, *call),) = program.calls
     assert call == [
-        *("push", "/srv/trained/x y", "--as=legal", "--namespace=default", "--json", "--below=/srv/trained"),
+        *("push", "/opt/adapters/x y", "--as=legal", "--namespace=default", "--json", "--below=/opt/adapters"),
         *(f"--model={group}", "--wait=120", f"--data-dir={cluster.folder}"),
     ]
 
@@ -348,7 +348,7 @@ async def test_changes_of_one_name_wait_for_each_other_and_there_are_not_too_man
 async def test_a_command_that_takes_too_long_is_killed(
     cluster: FakeServices, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora_changes, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(lora_changes, "MAX_SECONDS", 0.5)
     program.wait()
     async with local(cluster) as served:
         status, _, message = await refusal(served, UNLOAD, DESK)

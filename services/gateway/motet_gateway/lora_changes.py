@@ -26,7 +26,7 @@ MAX_PROCESSES = 2
 MAX_REASON_CHARACTERS = 2000
 WAIT_SECONDS = 120.0
 """How long an adapter may take until it is served or refused, once its manifest is written"""
-MOST_SECONDS = 300.0
+MAX_SECONDS = 300.0
 """How long a command may take in all: it checks and copies files before"""
 PRIORITY = 10
 """As of `nice`: checks must not slow down the answers of others."""
@@ -88,10 +88,10 @@ class LoraChanges:
         try:
             with contextlib.suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, PRIORITY)
-            async with asyncio.timeout(MOST_SECONDS):
+            async with asyncio.timeout(MAX_SECONDS):
                 output, errors = await process.communicate()
         except TimeoutError:
-            raise Overloaded(f"motet adapter {arguments[0]} was not done after {MOST_SECONDS:g} s.") from None
+            raise Overloaded(f"motet adapter {arguments[0]} was not done after {MAX_SECONDS:g} s.") from None
         finally:
             if process.returncode is None:
                 process.kill()

@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     `["https://app.example"]`; `["*"]`: all pages. Then whoever writes such a page can use a gateway without keys."""
 
     adapter_folders: tuple[Path, ...] = ()
-    """Folders of this machine, as a JSON list such as `["/srv/trained"]`. On the local stack, adapters below them
+    """Folders of this machine, as a JSON list such as `["/srv/adapters"]`. On the local stack, adapters below them
     may be loaded with POST /v1/load_lora_adapter, and unloaded again, by whoever has a key with the scope `admin`; by
     everybody while no key is needed. Links that lead out of them are refused. Empty: both calls are refused."""
 
@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     def _are_absolute(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
         for one in folders:
             if not one.is_absolute() or ".." in one.parts:
-                raise ValueError(f"{one} must be an absolute path without '..', such as /srv/trained")
+                raise ValueError(f"{one} must be an absolute path without '..', such as /srv/adapters")
         return folders
 
     @property
