@@ -2,7 +2,7 @@
 
 | beyond  | when                                                                                                   |
 |---------|--------------------------------------------------------------------------------------------------------|
-| knee    | one more sequence than it has would cost more than it gives (PU-13, `step_profile.py`)                 |
+| knee    | of its sequences, one more costs more than it gives (PU-13, `step_profile.py`)                         |
 | gap     | with the contexts that it has, a token would take longer than its pool's SLO says (S3-18)              |
 | prompts | it has prompts to compute for `MAX_PROMPT_SECONDS`                                                     |
 
@@ -64,7 +64,7 @@ class FillLimits:
 
 
 def fill_limits(profile: StepProfile, cap: BatchCap | None, places: int) -> FillLimits | None:
-    """Of a runner with `places` places. None: nothing was measured."""
+    """Of a runner with `places`. None: nothing was measured."""
     sequences = max(profile.knee, places / LEAST_KNEE_ONE_IN)
     prompt_tokens = MAX_PROMPT_SECONDS / profile.prompt_token if profile.prompt_token > 0 else inf
     law = cap if cap is not None and cap.sequences else None

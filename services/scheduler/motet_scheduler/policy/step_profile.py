@@ -25,7 +25,7 @@ class StepProfile:
         return self.fixed / self.sequence
 
     def answer_cost(self, sequences: int) -> float:
-        """The time of a token of an answer beside `sequences` sequences, over that of one of a prompt. 0: not known."""
+        """The time of a token of an answer in a batch of `sequences`, over that of one of a prompt. 0: not known."""
         iteration = self.fixed + self.sequence * sequences
         return iteration / sequences / self.prompt_token if self.prompt_token > 0 else 0.0
 
