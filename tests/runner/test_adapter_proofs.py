@@ -331,6 +331,15 @@ def test_a_proof_is_made_once_for_an_order(llama: Path, plain: Path, of_some: Pa
         assert not again.of(ProofEnded)
 
 
+def test_the_text_of_a_proof_is_computed_as_requests_are(llama: Path, plain: Path, monkeypatch) -> None:
+    engine, passes = proving_engine(llama), []
+    loaded = vars(engine)["_loaded"]
+    fused = loaded.fused
+    monkeypatch.setattr(loaded, "fused", lambda batch: passes.append(batch.tokens) or fused(batch))
+    assert isinstance(outcome(engine, plain), Proof)
+    assert len(passes) == 3, "alone, with another text, and with the adapter"
+
+
 def test_what_is_begun_by_one_kernel_is_proved_by_the_other_that_serves_then(
     llama: Path, plain: Path, monkeypatch
 ) -> None:
@@ -346,6 +355,7 @@ def test_what_is_begun_by_one_kernel_is_proved_by_the_other_that_serves_then(
     while not begun:
         ran.take(engine)
     assert not ran.of(ProofEnded)
+    monkeypatch.setattr(vars(engine)["_loaded"], "fused", None)  # a forward pass changes together with its kernels
     monkeypatch.setattr(engine.diagnostics.kernel_change, "advance", lambda: choice.changed(compiled, "", seconds=0.0))
     engine.idle()
     run(engine, ran=ran)
@@ -362,6 +372,7 @@ def test_other_kernels_prove_an_adapter_where_it_lies_beside_its_sequences(
     ran = prove(engine, A, plain)
     compiled = proving_engine(llama, kernels="cpp").diagnostics.kernel_choice.serving
     choice = engine.diagnostics.kernel_choice
+    monkeypatch.setattr(vars(engine)["_loaded"], "fused", None)  # a forward pass changes together with its kernels
     monkeypatch.setattr(engine.diagnostics.kernel_change, "advance", lambda: choice.changed(compiled, "", seconds=0.0))
     engine.idle()
     order(engine, A, plain, meanwhile=True)

@@ -20,7 +20,6 @@ from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.slab_writer import SlabWriter
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
-from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears, biased_modules
 from motet_runner.execute.exact import exact_mode
 from motet_runner.execute.exact.tiles import Tiles
@@ -138,7 +137,7 @@ class Engine(PlannedEngine):
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
-        self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._adding_kernels, config.model)
+        self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._serving_kernels, config.model)
         loads = AdapterLoads(
             self._store.bytes,
             linears.layout,
@@ -394,9 +393,8 @@ class Engine(PlannedEngine):
         self._backend = backend
         self._worker.use(backend, attention)
 
-    def _adding_kernels(self) -> tuple[str, AddLora]:
-        serving = self._kernel_choice.serving
-        return serving.name, serving.add_lora
+    def _serving_kernels(self) -> Kernels:
+        return self._kernel_choice.serving
 
     def _tune(self, kernels: Kernels) -> Iterator[None]:
         if kernels.has_threads and kernels.packing is not None and self._config.threads is None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -29,7 +29,7 @@ from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
-from motet_runner.execute.forward.trial import Trial, text
+from motet_runner.execute.forward.trial import MakeAttention, Trial, text
 from motet_runner.execute.proof.answers_proof import AnswersProof, Tokenizer
 
 LINEARS_AT_ONCE = 8
@@ -58,6 +58,19 @@ class _Compared(NamedTuple):
     """[linears] the largest error as a multiple of what rounding explains"""
 
 
+class Serving(Protocol):
+    """The kernels that serve, as a proof sees them"""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def add_lora(self) -> AddLora: ...
+
+    @property
+    def attention(self) -> MakeAttention: ...
+
+
 @dataclass(slots=True)
 class Prover:
     """What all proofs of an engine share."""
@@ -66,8 +79,7 @@ class Prover:
     linears: LoraLinears
     memory: torch.Tensor
     """[bytes] with all adapters"""
-    serving: Callable[[], tuple[str, AddLora]]
-    """The name of the kernels that serve, and how they add adapters"""
+    serving: Callable[[], Serving]
     model: Path
     """The folder of the base model's files"""
     _kernels: str = ""
@@ -88,14 +100,14 @@ class Prover:
 
     @property
     def kernels(self) -> str:
-        return self.serving()[0]
+        return self.serving().name
 
     def backend(self) -> LoraBackend[Any]:
         """Of the kind that serves"""
-        kernels, add_lora = self.serving()
-        if self._backend is None or self._kernels != kernels:
+        kernels = self.serving()
+        if self._backend is None or self._kernels != kernels.name:
             groups, dtype = self.linears.groups, self.loaded.dtype
-            self._backend, self._kernels = add_lora.make(groups, self.memory, dtype, 0), kernels
+            self._backend, self._kernels = kernels.add_lora.make(groups, self.memory, dtype, 0), kernels.name
             self.weights_changed()
         return self._backend
 
@@ -133,14 +145,16 @@ class Prover:
             return modules.forward(batch)
 
     def logits(self, *company: list[int], adapter: PlacedAdapter | None = None) -> torch.Tensor:
-        """[TOKENS, vocabulary] of the fixed text in fp32, by the model's modules on pages of their own"""
+        """[TOKENS, vocabulary] of the fixed text in fp32, on pages of their own: on a CPU as requests are computed,
+        which takes a tenth of the time of the model's modules"""
         texts = [text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary), *company]
         backend, adapters = self.backend(), {} if adapter is None else {0: adapter}
-        modules = replace(self.loaded, fused=None)
-        trial = Trial(modules, texts, backend=backend, adapters=adapters)
+        fused = self.loaded.fused if self.loaded.device.type == "cpu" else None
+        model, attention = replace(self.loaded, fused=fused), None if fused is None else self.serving().attention
+        trial = Trial(model, texts, attention=attention, backend=backend, adapters=adapters)
         batch = trial.batch({number: len(tokens) for number, tokens in enumerate(texts)})
-        with added(modules, backend, batch):
-            every = modules.forward(batch)
+        with added(model, backend, batch):
+            every = model.forward(batch)
         place = 0
         for row in batch.line.rows:
             if row.number == 0:
