@@ -521,7 +521,7 @@ class Adapters:
         lines: defaultdict[Line, list[Adapter]] = defaultdict(list)
         for adapter in sorted((self._to_check or {}).values(), key=attrgetter("asked_at")):
             lines[adapter.spec.group, adapter.spec.ref.namespace].append(adapter)
-        # Who comes, or comes again, goes before none that has waited for a turn: however many come, nobody waits long.
+        # Who comes, or comes again, goes before none that waits for a turn: else those who come could keep it waiting.
         newest = max((self._turns[line] for line in lines if line in self._turns), default=0)
         self._turns = {line: self._turns.get(line, newest) for line in lines}
         waiting = [(self._turns[line], place, line, iter(own)) for place, (line, own) in enumerate(lines.items())]
