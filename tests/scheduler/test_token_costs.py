@@ -52,6 +52,13 @@ def test_the_median_of_what_runners_measure_counts_within_bounds(of_runners, exp
     assert found.answer + found.prompt == pytest.approx(3.0), "a usual request costs as much as before"
 
 
+def test_a_runner_without_places_may_say_what_it_measured():
+    driver = ready()
+    driver.attach(max_sequences=0)
+    driver.report(fixed_seconds=4e-3, sequence_seconds=5e-4, prompt_token_seconds=1e-3)
+    assert driver.scheduler.runners[InstanceName("r0")].profile.knee == 8
+
+
 def test_a_request_is_charged_by_them():
     driver = measured(5.0)
     driver.enqueue("a", prompt=100, max_tokens=50, estimate=Estimate(q50=50))

@@ -41,7 +41,7 @@ class TokenCosts:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY
-        costs = [one.profile.answer_cost(one.max_sequences) for one in runners if one.profile.sequence > 0]
+        costs = [one.profile.answer_cost(max(1, one.max_sequences)) for one in runners if one.profile.sequence > 0]
         known = [cost for cost in costs if cost > 0]
         wanted = min(max(median(known), LEAST), MOST) if known else self._unmeasured
         self._ratio *= min(max(wanted / self._ratio, 1 / MAX_CHANGE), MAX_CHANGE)
