@@ -6,11 +6,11 @@ from random import Random
 import pytest
 
 from motet.domain import BASE, Digest, RequestId
-from motet.runner_info import RequestClass
+from motet.runner_info import BatchCap, RequestClass
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.reserved_runners import MIN_STEP_SECONDS
 from motet_scheduler.policy.values import Estimate
-from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready, reserved
+from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, entry, ready, reserved
 from tests.scheduler.load import Ask, Load
 
 BARD = Digest("sha256:" + "c" * 64)
@@ -244,10 +244,33 @@ def test_what_nobody_else_waits_for_is_free_and_where_nobody_knows_how_long_a_to
     assert counter_of(driver, "large") == BEFORE
 
 
+def test_what_the_same_tenant_alone_waits_for_is_free():
+    """Else it would owe this to tenants that come later."""
+    driver = reserved_with_idle_pages(others_wait=False)
+    driver.enqueue("waits", tenant="large", prompt=1, max_tokens=16 * 10 - 1)
+    driver.finish("small")
+    assert reserved(driver) == {"r0": "large"}
+    driver.clock.advance(5.0)
+    driver.cancel("waits")
+    driver.cancel("large")
+    assert counter_of(driver, "large") == BEFORE
+
+
 def test_a_runner_that_says_that_it_takes_no_time_ruins_nobody():
     driver = reserved_with_idle_pages(step_seconds=1e-12)
     driver.cancel("large")
     assert counter_of(driver, "large") == pytest.approx(BEFORE + 2 * 5.0 / MIN_STEP_SECONDS)
+
+
+def test_a_runner_that_has_more_than_its_cap_on_the_batch_pays_nobody():
+    driver = reserved_with_idle_pages()
+    live = [entry(request, pages) for (request, _), pages in driver.ledger().items()]
+    driver.report("r0", *live, step_seconds=0.5, batch_cap=BatchCap(target_seconds=0.1, sequences=1))
+    assert reserved(driver) == {"r0": "large"}
+    before = counter_of(driver, "large")
+    driver.clock.advance(5.0)
+    driver.cancel("large")
+    assert counter_of(driver, "large") == before
 
 
 def test_requests_as_large_as_a_runner_take_no_more_than_a_share():

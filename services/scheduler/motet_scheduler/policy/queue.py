@@ -152,8 +152,12 @@ class Queue:
         waiting = len(self)
         if not limit <= waiting < 2 * limit:
             return waiting >= limit
-        shares = [class_queue.shares for class_queue in self.class_queues.values()]
-        return sum(one.waiting(tenant) for one in shares) * max(2, sum(map(len, shares))) >= limit
+        active = sum(len(class_queue.shares) for class_queue in self.class_queues.values())
+        return self._waiting_of(tenant) * max(2, active) >= limit
+
+    def _waiting_of(self, tenant: Tenant) -> int:
+        """How many requests of this tenant wait."""
+        return sum(class_queue.shares.waiting(tenant) for class_queue in self.class_queues.values())
 
     def add(self, request: Request, weight: float = 1.0) -> None:
         """`weight` is that of its tenant."""
@@ -301,7 +305,11 @@ class Queue:
 
     def look_at_idle_pages(self, now: float) -> None:
         """Before what they are reserved for leaves, and after other runners may have been reserved."""
-        self._idle.look(self.reserved, now, others_wait=self._size > 1)
+        self._idle.look(self.reserved, now, self._others_wait)
+
+    def _others_wait(self, tenant: Tenant) -> bool:
+        """Whether a request of another tenant does."""
+        return self._waiting_of(tenant) < self._size
 
     def reserved_from(self, request: Request) -> Collection[Runner]:
         """The runners that this request has to leave to overdue ones."""

@@ -6,15 +6,15 @@ or an adapter that runs there. But those for one of these adapters wait, the one
 next to come free. No other of its requests comes meanwhile, so fewer and fewer of the least used one are left, however
 often another one becomes that.
 
-The tenant that it serves pays for the pages that are idle meanwhile, if others wait: as if requests of the mean size of
-those that run there had them, each with a token of an answer in each iteration. Else a tenant that always has requests
-as large as a runner would take most of it, and pay for nothing but their tokens.
+The tenant that it serves pays for the pages that are idle meanwhile, if other tenants wait: as if requests of the mean
+size of those that run there had them, each with a token of an answer in each iteration. Else a tenant that always has
+requests as large as a runner would take most of it, and pay for nothing but their tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from motet.domain import BASE, Digest
+from motet.domain import BASE, Digest, Tenant
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
@@ -69,8 +69,9 @@ class IdlePages:
         """For which request each of these has kept pages since then, and the tokens of answers that others would have
         had there in a second."""
 
-    def look(self, reserved: Mapping[Runner, Request], now: float, *, others_wait: bool) -> None:
-        """What was kept until now is paid for, with the next charge. Then `reserved` keep what is idle there."""
+    def look(self, reserved: Mapping[Runner, Request], now: float, others_wait: Callable[[Tenant], bool]) -> None:
+        """What was kept until now is paid for, with the next charge. Then `reserved` keep what is idle there.
+        `others_wait`: whether a request of another tenant does."""
         if not reserved and not self._kept:  # mostly
             return
         for request, tokens in self._kept.values():
@@ -78,8 +79,11 @@ class IdlePages:
             if request.waiting and request.share is not None and request.charge is None:
                 request.share.owed += self._costs.answer * tokens * (now - self._since) / request.share.weight
         self._since, config = now, self._config
-        kept = reserved.items() if others_wait else ()
-        self._kept = {runner: (overdue, _tokens_per_second(runner, overdue, config)) for runner, overdue in kept}
+        self._kept = {
+            runner: (overdue, _tokens_per_second(runner, overdue, config))
+            for runner, overdue in reserved.items()
+            if others_wait(overdue.tenant)
+        }
 
 
 def _tokens_per_second(runner: Runner, overdue: Request, config: SchedulerConfig) -> float:
@@ -90,4 +94,5 @@ def _tokens_per_second(runner: Runner, overdue: Request, config: SchedulerConfig
     sequences = runner.sequences
     mean = runner.ledger.total / sequences if sequences else need
     idle = max(0, min(need, runner.free_for(overdue.digest))) / max(1.0, mean)
-    return min(idle, runner.max_sequences - sequences) / max(runner.step_seconds, MIN_STEP_SECONDS)
+    places = max(0, runner.max_sequences - sequences)  # its cap on the batch may have fallen below what it has
+    return min(idle, places) / max(runner.step_seconds, MIN_STEP_SECONDS)
