@@ -56,6 +56,16 @@ def test_all_of_them_are_checked_again_when_a_runner_comes_or_the_time_has_come(
     assert {one.ref.name for one in asked} == {"a0", "a1", "a2"}
 
 
+def test_runners_that_come_and_go_put_no_adapter_aside_twice() -> None:
+    driver = with_failed(20, AWAY)
+    for _ in range(10):
+        driver.attach("r1")
+        driver.detach("r1")
+    assert len(driver.scheduler.adapters.retry_times) == 20
+    again = driver.wait(AWAY.retry_after)
+    assert len([one for one in again if isinstance(one, effects.EnsureAdapter)]) == 4, "as many as are checked at once"
+
+
 def snapshot(*sources: str) -> scheduler_pb2.SyncUp:
     entries = [
         scheduler_pb2.AdapterEntry(ref=common_pb2.AdapterRef(namespace="default", name=f"a{number}"), source=source)

@@ -276,8 +276,10 @@ class Adapters:
         adapters there are."""
         self._idle: dict[ObjectName, Adapter] = {}
         """Others, which have to be checked when a runner comes, or it is time for another attempt."""
-        self._retries: list[tuple[float, ObjectName]] = []
-        """When it is. A heap, in which some are out of date."""
+        self.retry_times: list[tuple[float, ObjectName]] = []
+        """When it is. A heap; each once, and some out of date."""
+        self._known_retries: set[tuple[float, ObjectName]] = set()
+        """The same. Each runner that comes or goes has all of them put aside anew."""
         self._replicated: list[Adapter] | None = None
         """Those with `minReplicas`; None if they must be found again."""
 
@@ -532,7 +534,10 @@ class Adapters:
         """Whether a runner that is here may be asked, be it busy. If only time is missing, it is looked at then."""
         retry_at = adapter.newest.retry_at
         if retry_at is not None and retry_at > now:
-            heappush(self._retries, (retry_at, adapter.spec.ref.object))
+            retry = retry_at, adapter.spec.ref.object
+            if retry not in self._known_retries:
+                self._known_retries.add(retry)
+                heappush(self.retry_times, retry)
             self.order_at(retry_at)
             return False
         state, key = adapter.newest, adapter.wanted
@@ -562,9 +567,11 @@ class Adapters:
         if (found := self._to_check) is None:
             found = self.by_name
             self._idle.clear()
-            self._retries.clear()
-        while self._retries and self._retries[0][0] <= now:
-            _, name = heappop(self._retries)
+            self.retry_times.clear()
+            self._known_retries.clear()
+        while self.retry_times and self.retry_times[0][0] <= now:
+            self._known_retries.discard(retry := heappop(self.retry_times))
+            _, name = retry
             if (adapter := self._idle.pop(name, None)) is not None:
                 found[name] = adapter
         self._to_check = {
