@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PosixPath
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -586,3 +587,24 @@ def test_only_an_adapter_that_has_changed_is_judged_again(tmp_path: Path, monkey
 @pytest.mark.parametrize(("took", "pause"), [(0.001, 0.01), (0.1, 0.9), (10.0, 1.0)])
 def test_rounds_of_thousands_of_adapters_take_a_tenth_of_a_core(took: float, pause: float) -> None:
     assert local_operator.pause_after(took) == pytest.approx(pause)
+
+
+async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+    one, rounds, took = operator(tmp_path), list[float](), list[float]()
+
+    def reconcile() -> float:
+        rounds.append(0.0)
+        return 0.1  # until the next one
+
+    monkeypatch.setattr(one, "reconcile", reconcile)
+    monkeypatch.setattr(local_operator, "pause_after", lambda seconds: took.append(seconds) or 0.0)
+    async with running(one, monkeypatch, processes=NoProcesses()):
+        await until(lambda: len(rounds) > 1)
+        began, known = thread_time(), len(rounds)
+        while thread_time() - began < 0.05:  # it polls folders, and hears runners
+            pass
+        await until(lambda: len(rounds) > known + 1)
+    assert max(took) < 0.02

@@ -209,10 +209,11 @@ class LocalOperator:
             except Exception:
                 log.exception("reconcile_failed")
                 again = 1.0
+            pause = pause_after(time.thread_time() - began)  # of the round alone: this thread works for others, too
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
-            await asyncio.sleep(pause_after(time.thread_time() - began))  # changes that come together make one round
+            await asyncio.sleep(pause)  # changes that come together make one round
 
     def reconcile(self) -> float | None:
         """One round. Returns the seconds until the next one is due without any change."""
