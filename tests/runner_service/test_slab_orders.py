@@ -97,7 +97,7 @@ async def test_a_slab_is_for_the_version_of_motet_that_wrote_it(
     setup = SlabSetup(tmp_path)
     one = await setup.ensure(1)
     await setup.write(setup.ordered[0])
-    monkeypatch.setattr("motet_runner.adapters.checks.version", lambda _: "99.0")
+    monkeypatch.setattr("motet_runner.adapters.checks.SLABS_BY", "99.0")
     after_an_upgrade = SlabSetup(tmp_path)
     again = await after_an_upgrade.ensure(1)
     assert again.digest == one.digest

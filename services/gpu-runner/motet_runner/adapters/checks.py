@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,14 +18,11 @@ MAX_UNKEPT_BYTES = 256 * 1024
 """Of one adapter's layout and chat template, where its folder takes neither: thousands of adapters wait, and a template
 alone may have some MiB. A usual adapter has 50 KB of both."""
 
+SLABS_BY = version("motet")
+"""Another version may compute other slabs."""
+
 Check = Callable[[Path], Certification]
 """Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
-
-
-@cache  # to find it takes as long as to read what a check has found
-def _motet() -> str:
-    """Another version may compute other slabs."""
-    return version("motet")
 
 
 class Checks:
@@ -124,5 +120,5 @@ class Checks:
         """The same, with the slab's name, which depends on everything that its bytes do."""
         if not self._run_layout:
             return checked
-        layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, _motet(), self._run_layout)
+        layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, SLABS_BY, self._run_layout)
         return replace(checked, layout=layout, lacks_slab=not (held.folder / layout.slab).exists())
