@@ -54,6 +54,23 @@ def test_what_is_not_measured_is_no_limit():
     assert ask(two(), 15) == ["r1"] * 15
 
 
+def test_a_runner_that_has_just_come_has_the_knee_of_its_pool():
+    """Else it would get all requests until it has measured its own."""
+    driver = two(**KNEE)
+    assert ask(driver, 7) == ["r1"] * 3 + ["r0"] * 4
+    driver.attach("r2", pages=10_000, max_sequences=16, max_model_length=100_000)
+    assert sorted(ask(driver, 8)) == ["r0"] + ["r1"] + ["r2"] * 6
+    report(driver, "r2", fixed_seconds=0.02, sequence_seconds=0.002)
+    assert ask(driver, 4) == ["r2"] * 4, "its own"
+
+
+def test_a_runner_of_another_pool_says_nothing_of_this_one():
+    driver = two(**KNEE)
+    assert ask(driver, 7) == ["r1"] * 3 + ["r0"] * 4
+    driver.attach("x0", pages=10_000, max_sequences=16, max_model_length=100_000, pool="default/other")
+    assert ask(driver, 8) == ["x0"] * 8
+
+
 def test_a_runner_is_filled_up_to_its_knee_while_another_one_has_room():
     driver = two(**KNEE)
     assert ask(driver, 3) == ["r1"] * 3

@@ -16,6 +16,7 @@ from motet_scheduler.policy.fill_limits import fill_limits
 from motet_scheduler.policy.group_bases import GroupBase, Models
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.step_profile import NO_PROFILE, StepProfile
 from motet_scheduler.policy.values import (
     AdapterSpec,
     BaseModel,
@@ -79,6 +80,8 @@ class CatalogPublisher:
         self._to_publish: dict[ObjectName, None] = {}
         """Adapters that may have changed since then. In order, as a set would differ from process to process."""
         self._residency_due = state.now
+        self._measured: dict[str, StepProfile] = {}
+        """Of each pool, what one of its runners has measured last."""
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
         self._operator_since = self._state.now
@@ -151,6 +154,7 @@ class CatalogPublisher:
         changed |= event.namespaces != self._state.namespaces
         models = _models(self._state.pools.values()), _models(pools.values())
         self._state.pools, self._state.namespaces = pools, event.namespaces
+        self._measured = {pool: profile for pool, profile in self._measured.items() if pool in pools}
         self._groups_changed()
         self._state.decide_again()
         for group in self._state.bases.models_changed(*models):
@@ -199,9 +203,19 @@ class CatalogPublisher:
         places = min(runner.capacity.max_sequences, (pool.max_sequences if pool is not None else 0) or inf)
         runner.max_sequences = int(min(places, cap.sequences or inf))
         runner.sequences_at_target = int(min(places, cap.at_target or inf))
-        runner.limits = fill_limits(runner.profile, runner.batch_cap, runner.max_sequences)
+        runner.limits = fill_limits(self._profile_of(runner), runner.batch_cap, runner.max_sequences)
         if runner.max_sequences != before:
             self._state.queue(runner.group).retry_on(runner)
+
+    def _profile_of(self, runner: Runner) -> StepProfile:
+        """A runner that has just come has measured no iterations: without a limit of its own it would get all requests,
+        beside others that have one. So those of its pool's other runners count until then."""
+        pool, profile = runner.identity.pool, runner.profile
+        if profile.known:
+            if pool in self._state.pools:
+                self._measured[pool] = profile
+            return profile
+        return profile.with_iterations_of(self._measured.get(pool, NO_PROFILE))
 
     def order_adapter_loads(self) -> None:
         if not self._state.may_place:

@@ -8,7 +8,7 @@
 
 Nobody waits for these: where all runners with room are beyond one, a request goes to the emptiest of them. What keeps
 requests waiting are the places of a runner, and among them its cap on the batch, which holds for contexts of usual
-length. What a runner has not measured is no limit.
+length. What a runner has not measured is no limit, but for its iterations: those of its pool's other runners count.
 """
 
 from math import inf

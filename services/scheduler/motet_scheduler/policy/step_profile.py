@@ -17,6 +17,14 @@ class StepProfile:
     """For each token of a prompt. 0: not known."""
 
     @property
+    def known(self) -> bool:
+        """Whether it says how long an iteration takes."""
+        return self.fixed > 0 or self.sequence > 0
+
+    def with_iterations_of(self, other: "StepProfile") -> "StepProfile":
+        return StepProfile(other.fixed, other.sequence, self.prompt_token)
+
+    @property
     def knee(self) -> float:
         """The number of sequences beyond which one more costs more than it gives: the time of a token grows by a larger
         part than the number of tokens in a second. That is where the sequences take as long as the fixed part."""
