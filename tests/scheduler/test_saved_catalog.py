@@ -117,23 +117,27 @@ def test_a_file_that_lacks_what_gateways_have_heard_goes_until_the_next_one_is_w
 
 
 class SlowDisk(type(REAL.disk)):
+    def __init__(self, seconds):
+        self._seconds = seconds
+
     def replace(self, path, content):
-        self.clock.advance(0.1)
+        self.clock.advance(self._seconds)
         super().replace(path, content)
 
 
-def test_what_takes_long_to_save_is_not_saved_all_the_time(tmp_path):
-    """Thousands of adapters that come together change the catalog all the time."""
-    disk = SlowDisk()
+@pytest.mark.parametrize(("takes", "not_yet", "then"), [(0.1, 1.5, 0.5), (5.0, 4.5, 1.0)])
+def test_what_takes_long_to_save_is_not_saved_all_the_time(tmp_path, takes, not_yet, then):
+    """Thousands of adapters that come together change the catalog all the time. The pause has a bound."""
+    disk = SlowDisk(takes)
     with LocalLeadership(tmp_path / "term", REAL) as alone:
         driver = ServiceDriver(tmp_path, alone, disk)
         disk.clock = driver.clock
         driver.state(adapter())
         driver.save()
         driver.state()
-        driver.save(seconds=1.5)
+        driver.save(not_yet)
         assert driver.for_successor() is None
-        driver.save(seconds=0.5)
+        driver.save(then)
         assert driver.for_successor().adapters == ()
 
 

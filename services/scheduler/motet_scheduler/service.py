@@ -47,6 +47,9 @@ SAVE_PAUSE = 19
 """The pause after the catalog was saved, as a multiple of the time that this took. Thousands of adapters that come
 together change it all the time, and each save writes all of them: saves take a twentieth of the event loop."""
 
+MAX_SAVE_PAUSE = 5.0
+"""In seconds, however slow the disk is: a scheduler that starts meanwhile waits for the operator's catalog."""
+
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
 CHANGE_REJECTED = Overloaded("the scheduler failed repeatedly on this change; connect again in a minute")
@@ -149,7 +152,8 @@ class SchedulerService:
             began = self._clock()
             self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
             self._saved_at = self._clock()
-            self._save_pause = max(self.scheduler.config.look_again, SAVE_PAUSE * (self._saved_at - began))
+            pause = min(SAVE_PAUSE * (self._saved_at - began), MAX_SAVE_PAUSE)
+            self._save_pause = max(self.scheduler.config.look_again, pause)
         self._levels.tick(now)
 
     def next_due(self) -> float:
