@@ -1048,6 +1048,7 @@ def test_adapters_that_serve_are_not_looked_at_again(monkeypatch: pytest.MonkeyP
     driver = with_pirate()
     driver.wait(1)
     looked = []
+    monkeypatch.setattr(driver.scheduler, "check", lambda: None)
     monkeypatch.setattr(Adapter, "resolved", property(lambda self: looked.append(self) or True))
     driver.wait(5)
     driver.certify(order=999)

@@ -582,6 +582,16 @@ class Adapters:
         """Of those that may have to be checked. The others wait for their first check: mostly, if there are many."""
         return [one for one in (self._to_check or {}).values() if one.states]
 
+    def check(self) -> None:
+        """Recount those that may have to be checked, and those that were put aside."""
+        if (waiting := self._to_check) is None:
+            return
+        assert not waiting.keys() & self._idle.keys(), "an adapter is put aside and looked at"
+        assert waiting.keys() | self._idle.keys() <= self.by_name.keys(), "an adapter that has gone is looked at"
+        for name, one in self.by_name.items():
+            decided = one.states and one.resolved and one.check is None
+            assert decided or name in waiting or name in self._idle, "nobody looks at an adapter that is not decided"
+
     def runners_changed(self) -> None:
         """One has come or gone, or takes work now, or no longer: others may be asked."""
         self.may_be_ordered = True

@@ -170,7 +170,7 @@ class Scheduler:
         return sum(len(queue) for queue in self.queues.values())
 
     def check(self) -> None:
-        """Recount all ledgers and counters (in tests, and when idle). Raises AssertionError if they differ."""
+        """Recount all ledgers and counters (in tests). Raises AssertionError if they differ."""
         waiting = {request.id for queue in self.queues.values() for request in queue}
         assert waiting == {r.id for r in self.requests.values() if r.waiting and not r.held}, (
             "queued and waiting differ"
@@ -192,6 +192,7 @@ class Scheduler:
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
         assert counted == self.state.adapter_uses, "uses of adapters were miscounted"
         self.state.families.check(self.requests)
+        self.state.adapters.check()
 
     def next_due(self) -> float:
         """When to send the next Tick: one before does nothing. After a Tick it is later than that one, unless there is
