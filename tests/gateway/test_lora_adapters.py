@@ -270,6 +270,28 @@ async def test_a_refusal_has_the_words_of_the_check(
     assert expected[2] in found[2]
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "Traceback:\n  File '/srv/secret.py'\nRuntimeError: x",
+            (500, "internal_error", "the gateway's log says more"),
+        ),
+        ("motet: it says why", (400, "lora_path", "it says why")),
+        ("12:00 [info] a line of its log\nmotet: it says why:\nthis", (400, "lora_path", "it says why:\nthis")),
+    ],
+)
+async def test_a_crash_of_the_command_is_no_answer(
+    cluster: FakeServices, program: Program, written: str, expected: tuple[int, str, str]
+) -> None:
+    program.says("push", {}, written)
+    async with local(cluster) as served:
+        status, where, message = await refusal(served, LOAD, DESK)
+    assert (status, where) == expected[:2]
+    assert message.endswith(expected[2] + "." * (status == 500))
+    assert not {"secret", "info"} & set(message.replace("/", " ").replace(".", " ").split())
+
+
 async def test_a_new_name_is_free_again_after_a_refusal_and_one_that_serves_stays(
     cluster: FakeServices, program: Program
 ) -> None:
@@ -285,12 +307,12 @@ async def test_a_new_name_is_free_again_after_a_refusal_and_one_that_serves_stay
 async def test_what_is_not_there_or_somebody_elses_is_not_unloaded(cluster: FakeServices, program: Program) -> None:
     cluster.add_adapter("legal")
     async with local(cluster) as served:
-        program.says("rm", {}, "no adapter")
+        program.says("rm", {}, "motet: no adapter")
         expected = (404, "lora_name", "The lora adapter 'desk' cannot be found.")
         assert await refusal(served, UNLOAD, {"lora_name": "desk"}) == expected
         program.says("rm", {}, 2)
         assert (await refusal(served, UNLOAD, {"lora_name": "legal"}))[:2] == (400, "lora_name")
-        program.says("rm", {}, "still there")
+        program.says("rm", {}, "motet: still there")
         assert (await refusal(served, UNLOAD, {"lora_name": "legal"}))[0] == 503
 
 

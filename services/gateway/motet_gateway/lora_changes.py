@@ -31,6 +31,9 @@ MAX_SECONDS = 300.0
 PRIORITY = 10
 """As of `nice`: checks must not slow down the answers of others."""
 
+_ERROR = "\nmotet: "
+"""What the command writes before its error. Other lines are of its log, or of a crash."""
+
 WRONG_USE = 2
 """The exit status of a command that was given something wrong"""
 
@@ -40,7 +43,7 @@ class Done(NamedTuple):
     document: dict[str, Any]
     """What `push --json` says; else empty"""
     said: str
-    """On stderr"""
+    """Its error, which is meant for who asks; empty if it has crashed"""
 
 
 class LoraChanges:
@@ -97,12 +100,15 @@ class LoraChanges:
                 process.kill()
                 await process.wait()
         assert process.returncode is not None
-        said = errors.decode(errors="replace").strip().removeprefix("motet: ")[-MAX_REASON_CHARACTERS:]
+        written = errors.decode(errors="replace").strip()
+        _, is_error, said = f"\n{written}".rpartition(_ERROR)
+        said = said[:MAX_REASON_CHARACTERS] if is_error else ""
         document = _document(output)
         done = Done(process.returncode, document, said)
         log.info("adapter_command", command=arguments[:2], status=done.status)
         if done.status not in {0, 1, WRONG_USE} or (done.status == 1 and not (document or said)):
-            log.error("adapter_command_failed", command=arguments[:2], status=done.status, said=said)
+            end = written[-MAX_REASON_CHARACTERS:]
+            log.error("adapter_command_failed", command=arguments[:2], status=done.status, said=end)
             raise Internal(
                 f"motet adapter {arguments[0]} has failed (status {done.status}); the gateway's log says more."
             )
