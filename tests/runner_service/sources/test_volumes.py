@@ -166,6 +166,28 @@ async def test_a_link_into_another_tenants_folder_does_not_reveal_what_exists(sh
     )
 
 
+@pytest.mark.parametrize("what", ["poet", "none"])
+@pytest.mark.parametrize("link", ["snapshots", "snapshots/main"])
+async def test_a_hubs_snapshots_in_another_tenants_folder_do_not_reveal_what_exists(shared, acme, link, what):
+    (shared / "acme/hub" / link).parent.mkdir(parents=True)
+    (shared / "zeta/poet/main").mkdir()
+    (shared / "acme/hub" / link).symlink_to(shared / "zeta" / what)
+    with pytest.raises(AdapterFetchFailed) as failed:
+        await acme("acme/hub")
+    assert str(failed.value) == (
+        f"{shared}/acme/hub/{link} is a link that leads out of the folder acme of its volume. Copy the files there "
+        "instead."
+    )
+
+
+@pytest.mark.parametrize("path", ["loop", "loop/inside", "x" * 300])
+async def test_a_folder_that_cannot_be_read_is_the_tenants_fault(shared, acme, path):
+    """Not a defect of the runner, and no failure of its disk"""
+    (shared / "acme/loop").symlink_to("loop")
+    with pytest.raises(AdapterFetchFailed, match=r"There is no folder|cannot read|has no adapter_config|leads to it"):
+        await acme(f"acme/{path}")
+
+
 async def test_links_inside_a_tenants_folder_are_followed(shared, acme):
     (shared / "acme/latest").symlink_to("pirate")
     assert (await acme("acme/latest")).digest == adapter_digest(shared / "acme/pirate")

@@ -108,7 +108,7 @@ class AdapterFolder:
         try:
             file = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
-            self._check(self.path / name, (self.path / name).resolve())  # so that no error reveals what exists outside
+            self._check(self.path / name, _real(self.path / name))  # so that no error reveals what exists outside
             raise
         try:
             self._check(self.path / name, Path(f"/proc/self/fd/{file}").readlink())
@@ -125,8 +125,12 @@ class AdapterFolder:
 
     def stat_files(self, max_bytes: int) -> Signature:
         """Size, times and inode of each file. Raises AdapterFetchFailed if the files cannot be those of an adapter."""
-        self._check(self.path, self.path.resolve())  # first, so that no error reveals what exists outside
-        if not self.path.is_dir():
+        self._check(self.path, _real(self.path))  # first, so that no error reveals what exists outside
+        try:
+            found = self.path.is_dir()
+        except OSError as error:
+            raise self.unreadable(self.path, error) from error
+        if not found:
             raise missing(f"There is no folder {self.path}. Correct the source.")
         entries = []
         for wanted in of_adapter(max_bytes):
@@ -138,7 +142,7 @@ class AdapterFolder:
                     continue
                 raise self._missing(wanted.name) from None
             except OSError as error:
-                raise self._unreadable(path, error) from error
+                raise self.unreadable(path, error) from error
             try:
                 status = FileStat.of(wanted.name, file)
             finally:
@@ -156,7 +160,7 @@ class AdapterFolder:
         return missing_file(str(self.path), name, others)
 
     @staticmethod
-    def _unreadable(path: Path, error: OSError) -> AdapterFetchFailed:
+    def unreadable(path: Path, error: OSError) -> AdapterFetchFailed:
         if error.errno == errno.ELOOP:
             return forbidden(f"{path} is a link that leads to itself. Replace it with the file.")
         return missing(f"The runner cannot read {path}: {error.strerror}.")
@@ -166,20 +170,25 @@ def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") 
     """The folder with the files: `path`, or a snapshot in `path` if that is a hub's cache folder
     (models--org--name)."""
     if bounds is not None:
-        bounds.check(path, path.resolve())
-    if (path / CONFIG).exists():
-        return AdapterFolder(path, bounds)
-    return AdapterFolder(snapshot_in(path, revision, bounds) or path, bounds)
+        bounds.check(path, _real(path))
+    try:
+        found = None if (path / CONFIG).exists() else snapshot_in(path, revision, bounds)
+    except OSError as error:
+        raise AdapterFolder.unreadable(path, error) from error
+    return AdapterFolder(found or path, bounds)
 
 
 def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -> Path | None:
     """The snapshot of a revision in a hub's cache folder. None if `path` isn't such a folder."""
-    snapshots = path / "snapshots"
+    snapshots, wanted = path / "snapshots", revision or "main"
+    if bounds is not None:  # first, so that no error reveals what exists outside
+        bounds.check(snapshots, _real(snapshots))
     if not snapshots.is_dir():
         return None
-    wanted = revision or "main"
     if ".." in Path(wanted).parts:
         raise forbidden(f"The revision {revision!r} is not a branch, tag or commit. Correct source.revision.")
+    if bounds is not None:
+        bounds.check(snapshots / wanted, _real(snapshots / wanted))
     if (snapshots / wanted).is_dir():
         return snapshots / wanted
     try:
@@ -187,3 +196,8 @@ def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -
             return snapshots / Path(ref.read(100).decode().strip()).name
     except (OSError, UnicodeDecodeError):
         raise missing(f"{path} has no snapshot of the revision {wanted}. Correct the revision.") from None
+
+
+def _real(path: Path) -> Path:
+    """Where it leads. `Path.resolve` raises RuntimeError for a link that leads to itself."""
+    return Path(os.path.realpath(path))
