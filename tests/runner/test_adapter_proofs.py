@@ -180,6 +180,25 @@ def test_rank_1_is_proved_though_the_rounding_of_a_moves_a_whole_row_alike(
     refused(engine, folder, PLAIN["no scale"], monkeypatch)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("of_b", [1.0, -1.0, 0.25])
+def test_ranks_with_one_row_of_a_are_proved_though_their_errors_are_equal(
+    llama: Path, tmp_path: Path, dtype: str, of_b: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = proving_engine(llama, kernels="torch", dtype=dtype, max_lora_rank=64)
+    folder = save_adapter(llama, "llama", RandomAdapter(64, 128), tmp_path / "a", seed=1)
+    weights = load_file(folder / "adapter_model.safetensors")
+    factors = of_b ** torch.arange(64).remainder(2)
+    for name, tensor in weights.items():
+        if "lora_A" in name:
+            weights[name] = tensor[:1] / factors[:, None]
+        else:
+            weights[name] = tensor[:, :1] * factors / 64
+    save_file(weights, folder / "adapter_model.safetensors")
+    assert isinstance(found := outcome(engine, folder), Proof), found
+    refused(engine, folder, PLAIN["no scale"], monkeypatch)
+
+
 def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         plant(planted)

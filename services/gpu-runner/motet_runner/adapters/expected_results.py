@@ -191,10 +191,11 @@ class ExpectedResults:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[linears, ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums
         of one rank, as errors that are independent of each other add up"""
+        squares = torch.maximum(b.square(), _squares_of_equal_rows(product, b, self._rounding))
         if self._in_integers:  # a row of integers is as coarse as its largest number asks for
             a = a.abs().amax(2, keepdim=True).expand_as(a)
-            b = b.abs().amax(1, keepdim=True).expand_as(b)
-        squares = (scale.square() * b.square()).mT
+            squares = torch.maximum(squares, b.square().amax(1, keepdim=True))
+        squares = (scale.square() * squares).mT
         return rows.square() @ a.square().mT @ squares, product.square() @ squares
 
     def _scales(self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor) -> _Scales:
@@ -225,6 +226,22 @@ def _lengths(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     squares = of_base + 2 * crossed + added
     explained = ROUNDING_OF_LENGTHS * (of_base + 2 * crossed.abs() + added)
     return torch.where((loaded.square() - squares).abs() <= explained, loaded, squares.clamp_min(0).sqrt())
+
+
+def _squares_of_equal_rows(product: torch.Tensor, b: torch.Tensor, rounding: float) -> torch.Tensor:
+    """[linears, outputs, ranks] what stands for the squares of B where some ranks have one row of A, but for a factor:
+    the errors of such ranks are equal, and not independent, so what B does with them is summed before it is squared.
+    Each of these ranks gets an equal part. Rows of A are equal where their products with the fixed rows are."""
+    lengths = torch.linalg.vector_norm(product, dim=1, keepdim=True)
+    units = product / lengths.clamp_min(torch.finfo(product.dtype).tiny)
+    cosines = units.mT @ units
+    equal = cosines * (cosines.abs() > 1 - rounding**2 / 2)
+    count = (equal != 0).sum(1, keepdim=True)
+    if not (count > 1).any():
+        return torch.zeros(())
+    parts = lengths.square() * count
+    squares: torch.Tensor = ((b * lengths) @ equal).square()
+    return squares / torch.where(parts > 0, parts, 1.0)
 
 
 def _reference(
