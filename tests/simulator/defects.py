@@ -64,9 +64,9 @@ DEFECTS = (
     Defect(
         "a request goes on with another base model",
         "motet_scheduler.policy.state",
-        "SchedulerState.runners_for",
-        "if _may_serve(runner, request)]",
-        "if runner.may_serve(request.digest, request.adapter)]",
+        "_that_may_serve",
+        "(not base or base == runner.base.digest) and (",
+        "(",
         seed=6,
     ),
     Defect(
