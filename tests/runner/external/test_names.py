@@ -98,6 +98,7 @@ def by_place(given: tuple[str, ...]) -> int:
 
 
 @needs_vllm
+@pytest.mark.soak
 def test_the_installed_version_has_all_of_them() -> None:
     (folder,) = ENVIRONMENT.glob("lib/python*/site-packages/vllm")
     assert differing(lambda file: (folder / file).read_text()) == []
