@@ -238,7 +238,7 @@ def _squares_of_equal_rows(product: torch.Tensor, b: torch.Tensor, rounding: flo
     equal = cosines * (cosines.abs() > 1 - rounding**2 / 2)
     count = (equal != 0).sum(1, keepdim=True)
     if not (count > 1).any():
-        return torch.zeros(())
+        return torch.zeros((), dtype=product.dtype)
     parts = lengths.square() * count
     squares: torch.Tensor = ((b * lengths) @ equal).square()
     return squares / torch.where(parts > 0, parts, 1.0)
