@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from motet_operator.local.state_directory import StateDirectory
@@ -36,20 +37,26 @@ class StackLinks:
         folder = StateDirectory.of(stack.data).sockets
         names = [str(one["name"]) for one in stack.status()["services"] if one["kind"] == "runner"]
         moved = {folder / f"{name}.sock": folder / f"{name}.behind.sock" for name in names}
+        links: dict[Path, int] = {}
         self._thread.start()
         try:
             for name, (path, behind) in zip(names, moved.items(), strict=True):
                 path.rename(behind)
                 self._links[name] = CutLink(path, f"unix:{behind}")
                 self._run(self._open.enter_async_context(self._links[name].serving()))
+                links[path] = path.stat().st_ino
             gone = stack.kill("gateway")
             stack.until(lambda: stack.service("gateway")["ready"] and stack.service("gateway")["pid"] != gone)
             yield self
         finally:
+            # A runner that has started again meanwhile has its own socket there.
+            ours = [path for path, number in links.items() if path.exists() and path.stat().st_ino == number]
             self._run(self._open.aclose())
             for path, behind in moved.items():
-                if behind.exists():
+                if path in ours or not path.exists():
                     behind.rename(path)
+                else:
+                    behind.unlink()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -209,8 +209,8 @@ def test_a_name_that_no_folder_can_have_is_an_error_of_use(arguments: tuple[str,
     assert says in done.stderr
 
 
-def test_a_folder_that_may_not_be_read_is_an_error_of_use(
-    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_may_not_be_read_is_named(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stat = os.stat
 
@@ -220,7 +220,11 @@ def test_a_folder_that_may_not_be_read_is_an_error_of_use(
         return stat(path, **more)
 
     monkeypatch.setattr("os.stat", denied)
-    for private in (adapter, adapter / "adapter_config.json", base, base / "config.json"):
+    private = adapter / "adapter_config.json"
+    assert run(adapter, base, tmp_path) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["message"] == f"{adapter} can't be read: Permission denied."
+    for private in (adapter, base, base / "config.json"):
         with pytest.raises(SetupError, match=rf"{private} can't be read: Permission denied"):
             run(adapter, base, tmp_path)
 

@@ -108,6 +108,13 @@ class Seeds:
             await began.wait()
         return asked
 
+    @asynccontextmanager
+    async def replaced(self, service: str) -> AsyncIterator[None]:
+        """Until the service has another process: the status may call a stopped one ready for a while."""
+        before = self.stack.service(service)["pid"]
+        yield
+        await asyncio.to_thread(self.stack.until, lambda: self.stack.service(service)["pid"] != before)
+
     async def _send(self, asked: Asked, body: Mapping[str, Any], began: asyncio.Event) -> None:
         document = {"model": BASE, "prompt": "Who rules Harrow?", "max_tokens": 32, "stream": True, "ignore_eos": True}
         headers = {"x-request-id": asked.name}
@@ -259,21 +266,24 @@ async def left_by_its_client(given: Seeds) -> None:
 
 async def its_runner_is_killed(given: Seeds) -> None:
     moved = await given.runs(max_tokens=FULL)
-    given.stack.kill("runner")
-    await moved.says("the stream to the runner broke")
-    await given.ask(max_tokens=1).says("its runners are down")
+    async with given.replaced("runner"):
+        given.stack.kill("runner")
+        await moved.says("the stream to the runner broke")
+        await given.ask(max_tokens=1).says("its runners are down")
 
 
 async def its_runner_is_frozen(given: Seeds) -> None:
     moved = await given.runs(max_tokens=FULL)
-    given.stack.kill("runner", signal.SIGSTOP)
-    await moved.says("ping timeout")
+    async with given.replaced("runner"):
+        given.stack.kill("runner", signal.SIGSTOP)
+        await moved.says("ping timeout")
 
 
 async def its_engine_hangs(given: Seeds) -> None:
     moved = await given.runs(max_tokens=FULL)
-    os.kill(given.stack.engine_of(int(given.stack.service("runner")["pid"])), signal.SIGSTOP)
-    await moved.says("its engine has work and took no step")
+    async with given.replaced("runner"):
+        os.kill(given.stack.engine_of(int(given.stack.service("runner")["pid"])), signal.SIGSTOP)
+        await moved.says("its engine has work and took no step")
 
 
 async def no_runner(given: Seeds) -> None:
@@ -286,8 +296,9 @@ async def its_adapter_is_refused(given: Seeds) -> None:
 
 async def the_scheduler_starts_again(given: Seeds) -> None:
     before = await given.runs(max_tokens=LONG)
-    given.stack.kill("scheduler")
-    await before.says("when this scheduler heard of it")
+    async with given.replaced("scheduler"):
+        given.stack.kill("scheduler")
+        await before.says("when this scheduler heard of it")
 
 
 async def it_is_cut_off_from_its_runner(given: Seeds) -> None:

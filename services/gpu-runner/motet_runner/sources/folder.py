@@ -163,7 +163,7 @@ class AdapterFolder:
     def unreadable(path: Path, error: OSError) -> AdapterFetchFailed:
         if error.errno == errno.ELOOP:
             return forbidden(f"{path} is a link that leads to itself. Replace it with the file.")
-        return missing(f"The runner cannot read {path}: {error.strerror}.")
+        return missing(f"{path} can't be read: {error.strerror}.")
 
 
 def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") -> AdapterFolder:
