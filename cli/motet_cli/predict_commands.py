@@ -10,6 +10,7 @@ import orjson
 import typer
 
 from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
+from motet.json_object import json_object
 from motet.store import open_store
 from motet.store import predictor_versions as table
 from motet.store.predictor_versions import VersionRecord
@@ -69,7 +70,7 @@ def rollback(data_dir: Path) -> int:
 
 def document_of(record: VersionRecord) -> dict[str, Any]:
     """What `--json` prints about a version. Figures that are not known are null."""
-    figures = _figures(record.figures)
+    figures = json_object(record.figures)
     answers, complete = figures.get("answers") or 0, figures.get("complete") or 0
     compared = figures.get("compared")
     return {
@@ -96,14 +97,6 @@ def document_of(record: VersionRecord) -> dict[str, Any]:
         ),
         "decision": figures.get("decision") or "",
     }
-
-
-def _figures(text: str) -> dict[str, Any]:
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

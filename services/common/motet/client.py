@@ -20,9 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-import orjson
-
 from motet.errors import MotetError
+from motet.json_object import json_object
 
 MAX_REASON_CHARACTERS = 4000
 """The most of what the command has said that an exception repeats: its end."""
@@ -80,7 +79,7 @@ class Publication:
     def push(self, folder: Path) -> Published:
         """Raises PublishFailed."""
         done = subprocess.run([*PUSH, str(folder), "--json", *self._options()], capture_output=True, check=False)
-        said = _document(done.stdout)
+        said = json_object(done.stdout)
         pushed = said.get("pushed") or {}
         if done.returncode != 0 or not pushed:
             reason = said.get("check", {}).get("message") or pushed.get("message") or _end_of(done.stderr)
@@ -208,14 +207,6 @@ class PublishCallback:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Answers an event."""
-
-
-def _document(output: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(output)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _end_of(errors: bytes) -> str:

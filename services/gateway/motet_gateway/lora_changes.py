@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import orjson
 import structlog
 
 from motet.domain import ObjectName
 from motet.errors import Internal, Overloaded
+from motet.json_object import json_object
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class LoraChanges:
         written = errors.decode(errors="replace").strip()
         _, is_error, said = f"\n{written}".rpartition(_ERROR)
         said = said[:MAX_REASON_CHARACTERS] if is_error else ""
-        document = _document(output)
+        document = json_object(output)
         done = Done(process.returncode, document, said)
         log.info("adapter_command", command=arguments[:2], status=done.status)
         if done.status not in {0, 1, WRONG_USE} or (done.status == 1 and not (document or said)):
@@ -113,11 +113,3 @@ class LoraChanges:
                 f"motet adapter {arguments[0]} has failed (status {done.status}); the gateway's log says more."
             )
         return done
-
-
-def _document(output: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(output)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}

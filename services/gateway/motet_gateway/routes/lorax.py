@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from motet.errors import InvalidRequest, MotetError
+from motet.json_object import json_object
 from motet.keys import KeyScope
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.chat import CHAT
@@ -50,12 +50,9 @@ class LoraxRoutes(GenerateRoutes):
 
 
 def _api_of(content: bytes) -> Api[Any]:
-    try:
-        said = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        said = None
+    said = json_object(content)
     for field, api in _BY_FIELD.items():
-        if isinstance(said, dict) and field in said:
+        if field in said:
             return api
     raise InvalidRequest(f"The body has to be a JSON object with one of the fields {', '.join(_BY_FIELD)}.")
 
