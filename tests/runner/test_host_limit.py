@@ -33,3 +33,24 @@ def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path: Pat
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("100\n")
     assert available_host_bytes(tmp_path) > 200 << 20
+
+
+def test_the_limits_around_a_systemd_unit_count(tmp_path: Path) -> None:
+    unit, own = tmp_path / "user.slice" / "motet.service", tmp_path / "own"
+    unit.mkdir(parents=True)
+    own.write_text("1:memory:/other\n0::/user.slice/motet.service\n")
+    (unit / "memory.max").write_text("max\n")
+    (unit / "memory.current").write_text(f"{50 << 20}\n")
+    (unit.parent / "memory.max").write_text(f"{300 << 20}\n")
+    (unit.parent / "memory.current").write_text(f"{100 << 20}\n")
+    assert available_host_bytes(tmp_path, own) == 200 << 20
+    (unit / "memory.max").write_text(f"{70 << 20}\n")
+    assert available_host_bytes(tmp_path, own) == 20 << 20
+
+
+def test_a_group_that_the_container_cannot_see_leaves_its_outermost(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/kubepods/pod7\n")
+    (tmp_path / "memory.max").write_text(f"{300 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
+    assert available_host_bytes(tmp_path, own) == 200 << 20

@@ -1,5 +1,7 @@
 """How much memory the host has for what an engine keeps there: parked sequences, by default, and adapters."""
 
+from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -8,7 +10,8 @@ SHARE_OF_AVAILABLE = 4
 """The divisor of the available memory: parked sequences may take a quarter. The rest is for loading, the page cache and
 other processes."""
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 
 
 def default_host_bytes(kv_bytes: int, *, share_of_kv: int, available: int) -> int:
@@ -16,20 +19,34 @@ def default_host_bytes(kv_bytes: int, *, share_of_kv: int, available: int) -> in
     return min(kv_bytes // share_of_kv, available // SHARE_OF_AVAILABLE)
 
 
-def available_host_bytes(cgroup: Path = _CGROUP) -> int:
-    """The available memory of the machine, or of the container if its limit is lower."""
+def available_host_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
+    """The available memory of the machine, or of the container or systemd unit if its limit is lower."""
     available = psutil.virtual_memory().available
+    return int(min(available, *(_available_in(group) for group in _groups(cgroups, own))))
+
+
+def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
+    """This process's control group (version 2), and those around it: each may have a limit."""
     try:
-        limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
-        return min(available, max(0, int(limit) - int(used) + _idle_file_bytes(cgroup)))
+        (name,) = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
+    except (OSError, ValueError):
+        name = ""
+    innermost = cgroups / name
+    yield from (innermost, *(group for group in innermost.parents if group.is_relative_to(cgroups)))
+
+
+def _available_in(group: Path) -> float:
+    try:
+        limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()
+        return max(0, int(limit) - int(used) + _idle_file_bytes(group))
     except (OSError, ValueError):  # no limit: the file is missing, or says "max"
-        return available
+        return inf
 
 
-def _idle_file_bytes(cgroup: Path) -> int:
+def _idle_file_bytes(group: Path) -> int:
     """The inactive page cache, such as a model's files. Linux counts it as used, but can reclaim it."""
     try:
-        lines = (cgroup / "memory.stat").read_text().splitlines()
+        lines = (group / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
