@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
+from math import inf
+from time import monotonic
 from typing import Any
 
 import httpx2
@@ -43,6 +45,10 @@ PLACES, PAGES, PAGE_TOKENS = 3, 128, 16
 FULL, LONG = PAGES * PAGE_TOKENS // 4, PAGES * PAGE_TOKENS * 3 // 4
 """Tokens of answers: three of the first fit a runner, and nothing much beside the second."""
 WITHIN_S = 60.0
+ENDED_WITHIN_S = 2.0
+"""How long all processes take to say that a request has ended."""
+TRIES = 4
+"""On a busy machine what keeps a request may end before the request comes."""
 ADAPTERS: dict[str, dict[str, Any]] = {"pirate": {}, "shouting": {}, "json": {"limits": {"concurrency": 1}}}
 LIBRARY = "library"
 """The namespace whose adapters all may use"""
@@ -76,14 +82,20 @@ class Asked:
         return found.text if found.status_code == 200 else ""
 
     async def says(self, words: str) -> None:
-        said = ""
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                while words.casefold() not in (said := await self.said() or said).casefold():
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"{words!r} is not in {said}") from None
+        """Raises TooLate if it has ended without the words."""
+        said, until, ended_at = "", monotonic() + WITHIN_S, inf
+        while words.casefold() not in (said := await self.said() or said).casefold():
+            if said and orjson.loads(said)["ended"]:
+                ended_at = min(ended_at, monotonic())
+            if monotonic() > ended_at + ENDED_WITHIN_S:
+                raise TooLate(f"{words!r} is not in {said}")
+            assert monotonic() < until, f"{words!r} is not in {said}"
+            await asyncio.sleep(0.05)
         assert OTHER not in said, "it reads another tenant's name"
+
+
+class TooLate(AssertionError):
+    """What should have kept or moved the request had ended before: an answer takes half a second."""
 
 
 class Seeds:
@@ -335,8 +347,14 @@ CAUSES: list[Callable[[Seeds], Awaitable[None]]] = [
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.__name__)
 async def test_its_tenant_reads_the_cause(deployed: Deployed, cause: Callable[[Seeds], Awaitable[None]]) -> None:
-    async with seeds(deployed) as given:
-        await asyncio.to_thread(
-            deployed.stack.until, lambda: all(one["ready"] for one in deployed.stack.status()["services"])
-        )
-        await cause(given)
+    late: list[TooLate] = []
+    while len(late) < TRIES:
+        async with seeds(deployed) as given:
+            await asyncio.to_thread(
+                deployed.stack.until, lambda: all(one["ready"] for one in deployed.stack.status()["services"])
+            )
+            try:
+                return await cause(given)
+            except TooLate as error:
+                late.append(error)
+    raise late[-1]
