@@ -67,7 +67,7 @@ def hits_on_disk(uses: list[Digest]) -> int:
         cached.pop(one, None)
         cached[one] = None
         if eviction.answered(one):
-            eviction.listed(CacheContents(tuple(map(Cached, cached))), lambda _: False, lambda _: False)
+            eviction.listed(CacheContents(tuple(map(Cached, cached))), lambda _: False, lambda _: False, {})
             while (gone := eviction.next(lambda _: False)) is not None:
                 del cached[gone]
                 eviction.removed()

@@ -427,11 +427,11 @@ async def test_a_fetch_evicts_nothing_for_a_slab_that_is_being_written_and_the_s
 def test_a_slab_that_no_longer_fits_is_looked_for_after_a_listing_that_is_under_way() -> None:
     eviction = Eviction(CacheLimits(10, 100))
     assert eviction.ask_spare(40)
-    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False)
+    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False, {})
     assert eviction.spare_granted()
     assert not eviction.ended()
     assert eviction.ask(1, 45)
-    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False)
+    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False, {})
     assert eviction.granted() == [1]
     assert not eviction.spare_ended(40), "a listing is under way"
     assert eviction.ended(), "there is another one"

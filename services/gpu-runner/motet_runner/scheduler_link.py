@@ -201,7 +201,8 @@ class SchedulerLink:
             case "pin":
                 self._adapters.pin(order.digests)
             case "drop":
-                self._adapters.drop(Digest(order.digest), f"{order.adapter.namespace}/{order.adapter.name}")
+                ref = order.adapter
+                self._adapters.drop(Digest(order.digest), f"{ref.namespace}/{ref.name}" if ref.name else "")
             case "cancel":
                 self._accepted.cancel(order.request, order.epoch)
                 self._requests.cancel(order.request, order.epoch)

@@ -180,9 +180,10 @@ class AdapterRegistry:
 
     def drop(self, digest: Digest, manifest: str = "") -> None:
         """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space.
-        Without a digest: the manifest is gone, so its unfinished fetch is removed."""
+        `manifest`: it has another revision now. Without a digest: the manifest is gone, so its unfinished fetch is
+        removed."""
         if digest:
-            self._decide(self.policy.drop, digest)
+            self._decide(self.policy.drop, digest, manifest)
         else:
             self._decide(self.policy.manifest_gone, manifest)
 

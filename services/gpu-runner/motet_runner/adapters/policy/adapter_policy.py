@@ -14,6 +14,7 @@ from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.effects import Answer, Effect
 from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
+from motet_runner.adapters.policy.kept_revisions import KeptRevisions
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.order_refusal import refusal_of
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
@@ -64,6 +65,7 @@ class AdapterPolicy:
         self._users_of = users_of
         self._clock = clock
         self._eviction = Eviction(limits)
+        self.revisions = KeptRevisions()
         self._slabs = SlabQueue()
         self._slabs_written: set[Digest] = set()
         """Since the cache was listed"""
@@ -227,6 +229,7 @@ class AdapterPolicy:
             self._forget_source(before)
 
     def manifest_gone(self, manifest: str) -> None:
+        self.revisions.gone(manifest)
         for life in self:
             life.generations.pop(manifest, None)
         if (source := self._sources.pop(manifest, None)) is not None:
@@ -272,8 +275,11 @@ class AdapterPolicy:
         if (life := self.get(digest)) is not None:
             self._forget_unused(life)
 
-    def drop(self, digest: Digest) -> None:
-        """The scheduler no longer needs a digest. The files stay until the disk cache needs the space."""
+    def drop(self, digest: Digest, manifest: str = "") -> None:
+        """The scheduler no longer needs a digest. The files stay until the disk cache needs the space. `manifest`: an
+        adapter that has served it before, and has another revision now."""
+        if manifest:
+            self.revisions.replaced(manifest, digest)
         if (life := self.get(digest)) is not None:
             self._drop_when_idle(life, drop=True)
             self._forget_unused(life)
@@ -322,7 +328,8 @@ class AdapterPolicy:
             case (AdapterLife(), _):
                 self._digest_answered(asker, answer)
             case (Listing(), CacheContents()):
-                self._eviction.listed(answer, self._is_pinned, self._is_used, cleared=asker.cleared)
+                ranks = self.revisions.ranks([one.digest for one in answer.by_last_use], self._serves)
+                self._eviction.listed(answer, self._is_pinned, self._is_used, ranks, cleared=asker.cleared)
                 self._refuse(self._eviction.refused())  # first: nothing leaves for a fetch that gets no room anyway
                 if clear := self._eviction.to_clear():
                     self._list(clear)
@@ -592,6 +599,7 @@ class AdapterPolicy:
                     self._fail_order(order, Failure.of(refused))
                     continue
                 self._emit(effects.Succeed(order.number, life.digest))
+                self.revisions.serves(order.manifest, life.digest)
                 if order.load and life.checked is not None:
                     self._load(life)
                 if self._eviction.answered(life.digest):
@@ -695,6 +703,10 @@ class AdapterPolicy:
 
     def _is_pinned(self, digest: Digest) -> bool:
         return digest in self._pinned
+
+    def _serves(self, digest: Digest) -> bool:
+        life = self._lives.get(digest)
+        return life is not None and not life.drop_when_idle
 
     def _is_used(self, digest: Digest) -> bool:
         life = self._lives.get(digest)

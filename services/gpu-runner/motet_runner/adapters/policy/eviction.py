@@ -1,17 +1,19 @@
 """Which adapters leave the disk cache when it holds too many of them, or too many bytes.
 
 Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the
-others, those that few requests use go first, and of these the ones that were used longest ago. Adapters that the
-platform wants resident (`minReplicas`) go last, but beside them there is room for one other: else what a request brings
-would leave for them before it serves.
+others, what nobody names goes first, then earlier revisions (`kept_revisions`), then what serves; of equals, those that
+few requests use, and of these the ones that were used longest ago. Adapters that the platform wants resident
+(`minReplicas`) go last, but beside them there is room for one other: else what a request brings would leave for them
+before it serves.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from motet.domain import Digest
 from motet_runner.adapters.policy.frequency import Frequency
+from motet_runner.adapters.policy.kept_revisions import FIRST, Rank
 from motet_runner.adapters.policy.values import CacheContents, Cached
 
 
@@ -191,16 +193,18 @@ class Eviction:
         contents: CacheContents,
         pinned: Callable[[Digest], bool],
         used: Callable[[Digest], bool],
+        ranks: Mapping[Digest, Rank],
         *,
         cleared: bool = False,
     ) -> None:
-        """`used`: by requests, so that nobody knows when it may leave. `cleared`: slabs and interrupted fetches that
-        are still there stay."""
+        """`used`: by requests, so that nobody knows when it may leave. `ranks`: without one, an adapter is the `FIRST`.
+        `cleared`: slabs and interrupted fetches that are still there stay."""
         self._adapters = len(contents.by_last_use)
         self._bytes = contents.bytes + self._arrived
         last = self._last_to_leave(contents.by_last_use, pinned)
         self._candidates = sorted(
-            contents.by_last_use, key=lambda one: (one.digest in last, self.frequency.of(one.digest))
+            contents.by_last_use,
+            key=lambda one: (one.digest in last, ranks.get(one.digest, FIRST), self.frequency.of(one.digest)),
         )
         self._candidates.reverse()
         slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
