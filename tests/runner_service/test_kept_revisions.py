@@ -1,16 +1,19 @@
 """Earlier revisions leave the disk cache after what nobody names, and before what serves."""
 
+import shutil
 from typing import Any
 
 import pytest
 
-from motet.api.v1 import common_pb2
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.kept_revisions import MAX_KEPT, MAX_MANIFESTS, KeptRevisions
 from motet_runner.adapters.policy.values import FetchRequest, Order
 from tests.runner_service.test_disk_limit import Told, contents, digest, evictions, held
+from tests.runner_service.test_registry import RegistrySetup
 
 
 class Revised(Told):
@@ -117,3 +120,26 @@ def test_what_is_remembered_is_bounded(how: str) -> None:
     assert kept.of("acme/a9") == ()
     assert len(kept) == MAX_MANIFESTS
     assert kept.named <= MAX_KEPT * MAX_MANIFESTS
+
+
+async def test_what_another_runner_could_not_get_from_its_source_comes_from_the_disk_cache_alone(tmp_path) -> None:
+    setup = RegistrySetup(tmp_path, capacity=9)
+    first = await setup.ensure(1)
+    setup.adapters.drop(first.digest, "default/a1")
+    setup.checks = 0
+    other = await setup.ensure(2)
+    shutil.rmtree(tmp_path / "a1")
+    order = scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(namespace="default", name="a1"),
+        source=(tmp_path / "a1").as_uri(),
+        expected_digest=first.digest,
+        stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+        cached_only=True,
+    )
+    assert (await setup.settled(setup.adapters.ensure(order))).digest == first.digest
+    order.source = (tmp_path / "a2").as_uri()
+    with pytest.raises(AdapterFetchFailed, match=f"does not have the files of {first.digest}"):
+        await setup.settled(setup.adapters.ensure(order))
+    order.source, order.expected_digest, order.cached_only = (tmp_path / "a2").as_uri(), other.digest, False
+    assert (await setup.settled(setup.adapters.ensure(order))).digest == other.digest
+    setup.adapters.close()

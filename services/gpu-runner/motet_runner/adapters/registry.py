@@ -146,6 +146,7 @@ class AdapterRegistry:
                 requires_record=order.requires_record,
                 refuses_mismatch=order.refuses_mismatch,
                 proved_builds=tuple(order.proved_builds),
+                cached_only=order.cached_only,
             )
         except MotetError:
             self._metrics.adapter_failures.inc()
@@ -163,11 +164,14 @@ class AdapterRegistry:
         requires_record: bool = False,
         refuses_mismatch: bool = False,
         proved_builds: tuple[str, ...] = (),
+        cached_only: bool = False,
     ) -> AdapterLife:
         _check_digest(fetch.expected)
         number, future = self._wait()
         try:
-            order = Order(number, ref, fetch, check, load, requires_record, refuses_mismatch, proved_builds)
+            order = Order(
+                number, ref, fetch, check, load, requires_record, refuses_mismatch, proved_builds, cached_only
+            )
             self._decide(self.policy.order, order)
             return await future
         finally:

@@ -1811,6 +1811,7 @@ class EnsureAdapter(_message.Message):
     REQUIRES_RECORD_FIELD_NUMBER: _builtins.int
     REFUSES_MISMATCH_FIELD_NUMBER: _builtins.int
     PROVED_BUILDS_FIELD_NUMBER: _builtins.int
+    CACHED_ONLY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1832,6 +1833,8 @@ class EnsureAdapter(_message.Message):
     """refuse it without recorded answers"""
     refuses_mismatch: _builtins.bool
     """refuse it if its recorded answers are those of another model; else it is a warning"""
+    cached_only: _builtins.bool
+    """another runner has asked the source in vain: only if these bytes are in its disk cache"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -1855,10 +1858,11 @@ class EnsureAdapter(_message.Message):
         requires_record: _builtins.bool = ...,
         refuses_mismatch: _builtins.bool = ...,
         proved_builds: _abc.Iterable[_builtins.str] | None = ...,
+        cached_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "proved_builds", b"proved_builds", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cached_only", b"cached_only", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "proved_builds", b"proved_builds", "refuses_mismatch", b"refuses_mismatch", "requires_record", b"requires_record", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1903,7 +1907,9 @@ class DropAdapter(_message.Message):
     term: _builtins.int
     digest: _builtins.str
     @_builtins.property
-    def adapter(self) -> _common_pb2.AdapterRef: ...
+    def adapter(self) -> _common_pb2.AdapterRef:
+        """with a digest: this adapter served it, and has another revision now; empty: none has"""
+
     def __init__(
         self,
         *,

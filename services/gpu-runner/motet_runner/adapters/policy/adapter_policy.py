@@ -152,6 +152,10 @@ class AdapterPolicy:
             self._fetch(order)
 
     def _fetch(self, order: Order) -> None:
+        if order.cached_only:
+            text = f"This runner does not have the files of {order.fetch.expected} in its disk cache."
+            self._fail_order(order, Failure.of(AdapterFetchFailed(text)))
+            return
         failure = self._failures.blocking(order.fetch, self._clock())
         if failure is not None:
             self._fail_order(order, failure)

@@ -65,6 +65,8 @@ class Order:
     """Refuse an adapter whose recorded answers are those of another model; else it is only warned about."""
     proved_builds: tuple[str, ...] = ()
     """That have proved these bytes: by `build_with`"""
+    cached_only: bool = False
+    """Only if the files are in the disk cache: another runner has asked their source in vain."""
 
     @property
     def manifest(self) -> str:
