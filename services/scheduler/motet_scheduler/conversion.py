@@ -511,6 +511,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
             ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
             ensure.requires_record, ensure.refuses_mismatch = effect.requires_record, effect.refuses_mismatch
             ensure.proved_builds.extend(effect.proved_builds)
+            ensure.cached_only = effect.cached_only
             ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
             return down
         case effects.DropAdapter():

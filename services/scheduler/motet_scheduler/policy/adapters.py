@@ -22,7 +22,15 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, PinAdapters, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
-from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing, Start, is_refusal, is_wrong
+from motet_scheduler.policy.revision_state import (
+    Asked,
+    RevisionState,
+    Standing,
+    Start,
+    is_refusal,
+    is_wrong,
+    may_be_elsewhere,
+)
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import (
@@ -45,6 +53,8 @@ REVISION_REPLACED = ModelNotFound(
 )
 CHECKS_AT_ONCE = 4
 """Per runner, so that many new adapters do not overload it."""
+MAX_HAD = 4
+"""Earlier revisions of an adapter of which it is remembered who had them, and runners of each"""
 MAX_DROPPED = 64
 """Of the digests that serve no longer, with one event"""
 MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
@@ -110,6 +120,7 @@ def start_of(runner: Runner) -> Start:
 
 
 NEW = RevisionState()
+NOBODY = AdapterRef("", "")
 
 
 @dataclass(slots=True)
@@ -124,6 +135,8 @@ class Adapter:
     """When a runner was last asked to check it."""
     checked_at: float = -math.inf
     """When a runner last answered a check."""
+    had: dict[Digest, tuple[InstanceName, ...]] = field(default_factory=dict)
+    """Which runners had its earlier revisions when they were replaced: they may still have the bytes."""
     recheck_requested: bool = False
     """A runner was asked to check the wanted revision. Asking again is not a new change."""
     last_report: ReportAdapter | None = field(default=None)
@@ -436,7 +449,7 @@ class Adapters:
                     self._put(adapter, key, state.unanswered())
                 elif now >= check.since + self._policy.load_retry:
                     self._put(adapter, key, state.overdue())
-            refused |= self._nobody_left(adapter, runners)
+            refused |= self._nobody_left(adapter, runners, now)
             if (serving := adapter.serving) is None or not adapter.state_of(serving.key).refusals:
                 continue
             if _is_refused_by_all(adapter, serving, of_base[serving.key.group, serving.key.base]):
@@ -485,7 +498,8 @@ class Adapters:
                     if not of_line:
                         full.add(of_base)
                         continue
-                    runner = _best(of_line, adapter.state_of(key), busy)
+                    had = adapter.had.get(Digest(key.expected_digest), ())
+                    runner = _best(of_line, adapter.state_of(key), busy, had)
                     if runner is None:
                         continue
                     # An adapter that changes all the time would keep a runner busy. Its newest revision is checked
@@ -553,7 +567,8 @@ class Adapters:
         # What serves is asked for as these bytes: its source may have others by now.
         digest = serving.digest if serving is not None and serving.key == key else key.expected_digest
         source = DigestSource(spec.ref, key, max_bytes=spec.max_bytes)
-        return _ensure(order, runner, source, digest, AdapterStage.CERTIFIED)
+        cached_only = bool(adapter.state_of(key).lacking)
+        return _ensure(order, runner, source, digest, AdapterStage.CERTIFIED, cached_only=cached_only)
 
     def _at_work(self, adapter: Adapter, now: float) -> set[InstanceName]:
         """The runners that check one of its revisions, or have just said that they do"""
@@ -653,9 +668,11 @@ class Adapters:
             self._put(adapter, key, state.unproved(check.runner))
         elif is_refusal(event.failure, serves=state.serves):
             self._refused(adapter, key, event.failure, check.runner, runners, digest=event.digest)
+        elif key.expected_digest and may_be_elsewhere(event.failure) and not state.serves:
+            self._put(adapter, key, state.lacked(check.runner, event.failure, now))
         else:
             self._put(adapter, key, state.failed(check.runner, event.failure, now))
-        self._nobody_left(adapter, runners)
+        self._nobody_left(adapter, runners, now)
         if serving is not None:
             self._withdraw_all(serving.digest, runners, some_may_return=some_may_return)
         return adapter.newest.ended or adapter.serving is not serving
@@ -681,6 +698,10 @@ class Adapters:
         if replaced is not None:
             self._put(adapter, replaced.key, adapter.state_of(replaced.key))
             if replaced.digest != event.digest:
+                adapter.had.pop(replaced.digest, None)
+                adapter.had[replaced.digest] = tuple(self._holders.get(replaced.digest, ()))[:MAX_HAD]
+                if len(adapter.had) > MAX_HAD:
+                    del adapter.had[next(iter(adapter.had))]
                 self._retire_digest(adapter.spec, replaced)
 
     # ------------------------------------------------------------------------------------------------------- proofs
@@ -775,14 +796,16 @@ class Adapters:
         moved, self._moved_groups = self._moved_groups, {}
         return moved
 
-    def _nobody_left(self, adapter: Adapter, runners: Collection[Runner]) -> bool:
-        """Whether the newest revision is refused, because all runners that can be asked now have refused it."""
+    def _nobody_left(self, adapter: Adapter, runners: Collection[Runner], now: float) -> bool:
+        """Whether the newest revision has ended: all that can be asked have refused it, or lack its bytes."""
         state = adapter.newest
-        if state.standing is not Standing.WANTED or state.asked is not None or not state.refusals:
+        is_refused = state.standing is Standing.WANTED and bool(state.refusals)
+        if state.asked is not None or not (is_refused or state.is_lacked):
             return False
         if any(state.is_open(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
             return False
-        self._put(adapter, adapter.wanted, state.nobody_left())
+        ended = state.lacked_by_all(now) if state.is_lacked else state.nobody_left()
+        self._put(adapter, adapter.wanted, ended)
         self._to_tell[adapter.spec.ref.object] = None
         return True
 
@@ -1004,13 +1027,14 @@ class Adapters:
                 del self._retired_of[name][digest]
                 if not self._retired_of[name]:
                     del self._retired_of[name]
-            (source, *_) = sources.values()
             if self.source_of(digest) is not None:  # another name serves the same bytes
                 continue
+            # Runners keep the bytes of earlier revisions, but not of names that have gone.
+            ref = next((one.ref for name, one in sources.items() if name in self.by_name), NOBODY)
             for runner in attached:
                 runner.forget_loads(digest)
                 self._fetch_ended(runner, digest)
-                yield DropAdapter(runner.instance, digest, source.ref)
+                yield DropAdapter(runner.instance, digest, ref)
         for ref in self.gone:
             yield from (ForgetManifest(runner.instance, ref) for runner in attached)
         self.gone.clear()
@@ -1024,8 +1048,7 @@ class Adapters:
             if digest not in needed and digest not in self.retired and digest != BASE
         ]
         if unknown and not self.undecided():
-            ref = AdapterRef("", "")
-            yield from (DropAdapter(runner.instance, one, ref) for one in unknown if not is_in_use(one))
+            yield from (DropAdapter(runner.instance, one, NOBODY) for one in unknown if not is_in_use(one))
 
     # ------------------------------------------------------------------------------------------------------- holders
 
@@ -1229,13 +1252,15 @@ def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool
     return digest in pinned or len(pinned) < max(1, runner.capacity.adapter_slots - 1)
 
 
-def _best(able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int]) -> Runner | None:
-    """First those that have not left an order unanswered, then those with kernels of Motet's, as others prove nothing,
-    then those with the fewest checks"""
+def _best(
+    able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int], had: Collection[InstanceName]
+) -> Runner | None:
+    """First those that have not left an order unanswered, then those that had it before, then those with kernels of
+    Motet's, as others prove nothing, then those with the fewest checks"""
 
-    def rank(runner: Runner) -> tuple[bool, bool, int, InstanceName]:
+    def rank(runner: Runner) -> tuple[bool, bool, bool, int, InstanceName]:
         silent = any(one.runner == start_of(runner) for one in state.silent)
-        return silent, runner.kernels is None, busy[runner.instance], runner.instance
+        return silent, runner.instance not in had, runner.kernels is None, busy[runner.instance], runner.instance
 
     return min((one for one in able if state.is_open(start_of(one))), key=rank, default=None)
 
@@ -1251,6 +1276,7 @@ def _ensure(
     stage: AdapterStage,
     *,
     proved_builds: tuple[str, ...] = (),
+    cached_only: bool = False,
 ) -> EnsureAdapter:
     """`digest`: the one that the bytes must have; empty: any"""
     return EnsureAdapter(
@@ -1268,6 +1294,7 @@ def _ensure(
         expected_digest=digest,
         stage=stage,
         proved_builds=proved_builds,
+        cached_only=cached_only,
     )
 
 

@@ -106,6 +106,8 @@ class EnsureAdapter:
     refuses_mismatch: bool = False
     proved_builds: tuple[str, ...] = ()
     """Builds of runners that have proved these bytes, if no runner of the group has refused them"""
+    cached_only: bool = False
+    """Not from the source, which another runner has asked in vain"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class DropAdapter:
     instance: InstanceName
     digest: Digest
     ref: AdapterRef
+    """Of which it is an earlier revision, whose bytes the runner keeps while it has room; empty: of none"""
 
 
 @dataclass(frozen=True, slots=True)

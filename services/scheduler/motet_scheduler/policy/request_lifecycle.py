@@ -234,8 +234,9 @@ class RequestLifecycle:
         self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
 
-    def avoid(self, request: Request, instance: str) -> None:
+    def avoid(self, request: Request, instance: str, least: float = 0.0) -> None:
         pause = min(self._state.config.avoid_after_decline * 2**request.declines, self._state.config.max_avoid)
+        pause = max(pause, least)
         request.declines = min(request.declines + 1, 16)
         request.avoid[instance] = max(self._state.now + pause, request.avoid.get(instance, 0.0))
         self._retry_at(request.avoid[instance], request)

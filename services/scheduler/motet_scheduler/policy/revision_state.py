@@ -2,7 +2,9 @@
 
 A runner that is asked certifies the revision, refuses it (what it computes is wrong there), or fails to check it. A
 refusal may be the runner's own fault, so each other runner that can be asked is asked before the revision is refused.
-One that certifies it and proves nothing (UNPROVED) says nothing against a refusal.
+One that certifies it and proves nothing (UNPROVED) says nothing against a refusal. One that cannot get its bytes from
+their source (`lacked`) says nothing about it, if its digest is known: others may have them in their disk caches, and it
+has failed once none has.
 
               CERTIFIED   UNPROVED  REFUSED   FAILED    NOBODY_LEFT
     WANTED    PROVED      WANTED    WANTED    FAILED    REFUSED
@@ -20,8 +22,13 @@ from enum import Enum, auto
 from typing import NamedTuple, Self
 
 from motet.domain import InstanceName
-from motet.errors import PROOF_FAILED, REFERENCE_MISMATCH, AdapterUnproved
+from motet.errors import PROOF_FAILED, REFERENCE_MISMATCH, AdapterFetchFailed, AdapterUnproved
 from motet.runner_info import Failure
+
+NO_SPACE = "NoSpace"
+"""The reason of a failure: a runner's disk is full."""
+
+LACKED_BY_ALL = "No runner has these files in its disk cache."
 
 MAX_REFUSED_BY = 64
 """The number of runners of which it is remembered that they are not to be asked. Then nobody is left to ask."""
@@ -100,6 +107,8 @@ class RevisionState:
     nothing about the revision."""
     silent: tuple[Asked, ...] = ()
     """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
+    lacking: tuple[Refusal, ...] = ()
+    """Runners that could not get its bytes. The first one has asked the source."""
     failure: Failure | None = None
     """Why it is refused or has failed, also while it is asked again"""
     retry_at: float | None = None
@@ -120,13 +129,15 @@ class RevisionState:
         """Of a runner for which it `is_open`"""
         if self.asked is not None or self.standing is Standing.PROVED:
             return False
-        if self.standing is Standing.FAILED and self.retry_at is None:
+        if self.standing is Standing.FAILED and self.retry_at is None and not self.lacking:
             return False
         return self.retry_at is None or now >= self.retry_at
 
     def is_open(self, start: Start) -> bool:
         """Whether this runner may still answer."""
-        if len(self.refusals) + len(self.unable) >= MAX_REFUSED_BY:
+        if len(self.refusals) + len(self.unable) + len(self.lacking) >= MAX_REFUSED_BY:
+            return False
+        if any(one.runner == start for one in self.lacking):
             return False
         return start not in self.unable and not self.is_refused_by(start)
 
@@ -202,7 +213,36 @@ class RevisionState:
             asked=self._asked_of_another(start),
             silent=self._silent_without(start),
             unable=self.unable if passes or standing not in SERVE else (*self.unable, start)[-MAX_REFUSED_BY:],
+            lacking=(),
             failure=None if standing in SERVE else failure,
+            retry_at=now + failure.retry_after if passes else None,
+        )
+
+    def lacked(self, start: Start, failure: Failure, now: float) -> Self:
+        """The runner that was asked cannot get its bytes. The others are asked at once."""
+        return replace(
+            self,
+            asked=self._asked_of_another(start),
+            lacking=(*self.lacking, Refusal(start, failure))[:MAX_REFUSED_BY],
+            silent=self._silent_without(start),
+            retry_at=now if self.standing is Standing.FAILED else None,
+        )
+
+    @property
+    def is_lacked(self) -> bool:
+        """Whether it fails once nobody is left to ask. A runner that comes later may have its bytes all the same."""
+        may_fail = self.standing is Standing.WANTED or self.retry_at is not None
+        return bool(self.lacking) and not self.refusals and may_fail
+
+    def lacked_by_all(self, now: float) -> Self:
+        """Nobody is left to ask, and it `is_lacked`."""
+        failure = self.lacking[0].failure
+        passes = failure.retry_after > 0
+        return replace(
+            self,
+            standing=Standing.FAILED,
+            lacking=() if passes else self.lacking,
+            failure=replace(failure, message=f"{failure.message.rstrip('.')}. {LACKED_BY_ALL}"),
             retry_at=now + failure.retry_after if passes else None,
         )
 
@@ -211,7 +251,7 @@ class RevisionState:
         standing = TABLE[self.standing][Finding.NOBODY_LEFT]
         if not self.refusals or standing is not Standing.REFUSED:
             return self
-        return replace(self, standing=standing, failure=self.refusals[-1].failure, retry_at=None)
+        return replace(self, standing=standing, lacking=(), failure=self.refusals[-1].failure, retry_at=None)
 
     def without(self, start: Start) -> Self:
         """This start of a runner is over. If none is left that has refused it, those that prove nothing are asked
@@ -221,6 +261,7 @@ class RevisionState:
             self,
             refusals=refusals,
             unable=tuple(one for one in self.unable if one != start) if refusals else (),
+            lacking=tuple(one for one in self.lacking if one.runner != start),
             silent=self._silent_without(start),
         )
 
@@ -245,3 +286,9 @@ def is_refusal(failure: Failure, *, serves: bool) -> bool:
     if is_wrong(failure) or failure.reason == REFERENCE_MISMATCH:
         return True
     return serves and failure.code == AdapterUnproved.mapping.code
+
+
+def may_be_elsewhere(failure: Failure) -> bool:
+    """Whether a runner cannot get the bytes from their source, and another one may have them. A full disk says nothing
+    about the source."""
+    return failure.code == AdapterFetchFailed.mapping.code and failure.reason != NO_SPACE

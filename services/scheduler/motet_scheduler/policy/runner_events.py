@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import NEVER_HERE, TABLE, TOO_FEW_PAGES, AdapterError, AdapterUnproved, InvalidRequest
+from motet.errors import (
+    NEVER_HERE,
+    TABLE,
+    TOO_FEW_PAGES,
+    AdapterError,
+    AdapterFetchFailed,
+    AdapterUnproved,
+    InvalidRequest,
+)
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -167,6 +175,10 @@ class RunnerEvents:
         if event.failure.code == AdapterUnproved.mapping.code:  # the runner may be at fault: others may serve it
             self._refused(runner, {request.digest: event.failure}, request.adapter)
             elsewhere = bool(self._state.runners_for(request))
+        elif event.failure.code == AdapterFetchFailed.mapping.code:  # its source may have lost what others still have
+            others = (one for one in self._state.runners_for(request) if one is not runner)
+            elsewhere = any(request.digest in one.resident for one in others)
+            self._lifecycle.avoid(request, event.instance, event.failure.retry_after or self._state.config.load_retry)
         if (_is_final(event.failure) and not elsewhere) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
         if request.placement is not None:

@@ -1,0 +1,152 @@
+"""An earlier revision serves again although its source has lost it: by whichever runner still has its bytes."""
+
+import pytest
+
+from motet.domain import InstanceName, RequestId
+from motet.runner_info import Failure, Tier
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.revision_state import LACKED_BY_ALL
+from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, ready, resident
+from tests.scheduler.test_adapters import checks, published
+
+LOST = Failure("adapter_fetch_failed", "The source has another digest.", 0.0, "DigestMismatch")
+AWAY = Failure("adapter_fetch_failed", "The source does not answer.", 30.0)
+NOT_HERE = Failure("adapter_fetch_failed", "These files are not here.")
+FULL = Failure("adapter_fetch_failed", "No space.", 5.0, "NoSpace")
+
+
+def of_digest(digest=PIRATE):
+    return adapter(revision=RevisionKey(source="https://acme/pirate/", expected_digest=digest))
+
+
+def with_runners(*names: str) -> SchedulerDriver:
+    driver = ready()
+    for name in names:
+        driver.attach(name)
+    return driver
+
+
+def answers(driver, order, failure=None):
+    how = {"stage": AdapterStage.NONE, "certificate": None, "failure": failure} if failure is not None else {}
+    driver.certify(digest=order.expected_digest, instance=order.instance, order=order.order, **how)
+
+
+@pytest.mark.parametrize("failure", [LOST, AWAY])
+def test_what_the_source_has_lost_comes_from_the_runner_that_has_it_in_its_cache(failure):
+    driver = with_runners("r0", "r1", "r2")
+    driver.state(of_digest())
+    (first,) = checks(driver)
+    assert not first.cached_only
+    asked = [first.instance]
+    answers(driver, first, failure)
+    for _ in range(2):
+        (order,) = checks(driver)
+        assert order.cached_only, "the source was asked already"
+        assert order.expected_digest == PIRATE
+        assert published(driver)["pirate"].state is AdapterReadiness.LOADING
+        asked.append(order.instance)
+        answers(driver, order, NOT_HERE if len(asked) == 2 else None)
+    assert sorted(asked) == ["r0", "r1", "r2"]
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_once_no_runner_has_it_the_failure_of_the_source_is_told():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    for failure in (LOST, NOT_HERE):
+        (order,) = checks(driver)
+        answers(driver, order, failure)
+    assert not checks(driver)
+    report = driver.of(effects.ReportAdapter)[-1]
+    assert (report.failure.reason, report.failure.message) == (LOST.reason, f"{LOST.message} {LACKED_BY_ALL}")
+    driver.wait(600)
+    assert not checks(driver), "nobody has it, and the source will not have it again"
+    driver.attach("r2")
+    (order,) = checks(driver)
+    assert (order.instance, order.cached_only) == ("r2", True)
+    answers(driver, order)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_source_that_is_away_is_asked_again_in_its_time_and_then_the_caches_too():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    for failure in (AWAY, NOT_HERE):
+        answers(driver, checks(driver)[0], failure)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    driver.wait(29)
+    assert not checks(driver)
+    driver.wait(2)
+    (order,) = checks(driver)
+    assert not order.cached_only
+    answers(driver, order, AWAY)
+    (order,) = checks(driver)
+    assert order.cached_only
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED, "until it is decided, it says what it said"
+    driver.detach(order.instance)
+    driver.wait(1)
+    assert not checks(driver), "the runner that was asked has gone, so it has failed for now"
+    driver.wait(31)
+    assert checks(driver)
+
+
+def test_whoever_names_no_digest_or_has_a_full_disk_asks_no_others():
+    for spec, failure in ((adapter(), AWAY), (of_digest(), FULL)):
+        driver = with_runners("r0", "r1")
+        driver.state(spec)
+        answers(driver, checks(driver)[0], failure)
+        assert not checks(driver)
+        assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+
+
+def test_the_runner_that_had_it_before_is_asked_first():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    answers(driver, checks(driver)[0])
+    driver.report("r1", resident=resident(PIRATE, Tier.DISK))
+    driver.report("r0")
+    driver.state(of_digest(POET))
+    (order,) = checks(driver)
+    assert order.instance == "r0"
+    answers(driver, order)
+    assert [one.digest for one in driver.of(effects.DropAdapter)] == [PIRATE, PIRATE]
+    driver.report("r1", resident={})
+    driver.wait(60)
+    driver.state(of_digest())
+    (order,) = checks(driver)
+    assert order.instance == "r1"
+
+
+def test_runners_hear_whose_earlier_revision_they_drop():
+    driver = with_runners("r0")
+    driver.state(of_digest())
+    answers(driver, checks(driver)[0])
+    driver.state(of_digest(POET))
+    answers(driver, checks(driver)[0])
+    assert [(one.digest, one.ref.name) for one in driver.of(effects.DropAdapter)] == [(PIRATE, "pirate")]
+    driver.state()
+    assert [(one.digest, one.ref.name) for one in driver.of(effects.DropAdapter)] == [(POET, "")], "it has gone"
+
+
+def test_a_request_goes_on_where_the_adapter_is_if_another_runner_cannot_get_it():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    answers(driver, checks(driver)[0])
+    driver.report("r0", resident=resident(PIRATE, Tier.DISK))
+    driver.enqueue("a", digest=PIRATE, avoid=("r0",))
+    assert driver.where("a") == "r1"
+    driver.send(events.RunnerDeclined(InstanceName("r1"), RequestId("a"), 1, LOST))
+    driver.lose("a", 1)
+    assert not driver.of(effects.SendRefused)
+    driver.wait(0.2)
+    assert driver.where("a") == "r0"
+    driver.lose("a", 2)
+    driver.wait(0.05)
+    assert driver.where("a") == "", "not at once where it cannot be loaded"
+    driver.wait(1)
+    assert driver.where("a") == "r0"
+    driver.report("r0", resident={})
+    driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), 3, LOST))
+    driver.lose("a", 3)
+    assert [one.failure.code for one in driver.of(effects.SendRefused)] == [LOST.code], "nobody has it"
