@@ -420,6 +420,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.explains.set()
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
+        self.refuses_lost: common_pb2.Failure | None = None
+        """Requests that their runner has lost, or did not take"""
         self.weight = 0
         self.accounts: list[scheduler_pb2.AccountLevel] = []
         self.admits = False
@@ -558,6 +560,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             case "lost":
                 self.lost.append(message.lost)
                 if self.refuse_replaced(message.lost.request, message.lost.epoch):
+                    return
+                if self.refuses_lost is not None:
+                    session.send(self.refusal(message.lost.request, message.lost.epoch, self.refuses_lost))
                     return
                 runner = next((r.instance for r in self.runners if r.stack is None), "")
                 self.place(message.lost.request, message.lost.epoch, session, avoid=[runner])

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
-from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
+from motet.errors import AdapterError, AdapterFetchFailed, AdapterUnproved, NoRunner, NotFinite, PoolSaturated
 from motet_gateway.answers.choice import ChoiceText
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S
@@ -468,9 +468,18 @@ async def test_a_repeated_fetch_delays_no_client_and_shows_its_error_only_to_the
     assert "CredentialsInvalid" in answer.json()["error"]["message"]
     assert not [word for word in ("Secret", "kubectl", "hub-token") if word in answer.text]
     served.cluster.runners[0].declines = [failure]
+    served.cluster.scheduler.refuses_lost = failure
     declined = await served.http.post("/v1/completions", json=long_request(model="legal"))
     assert (declined.status_code, declined.headers["x-should-retry"]) == (422, "false")
     assert "kubectl" not in declined.text
+
+
+@pytest.mark.parametrize("kind", [AdapterFetchFailed, AdapterUnproved])
+async def test_what_one_runner_cannot_serve_another_one_may(served: Served, kind: type[AdapterError]) -> None:
+    served.cluster.runners[0].declines = [kind("the source has lost it").to_proto()] * 3
+    answer = await served.http.post("/v1/completions", json=long_request(model="legal"))
+    assert answer.status_code == 200
+    assert [one.why for one in served.cluster.scheduler.lost] == ["the source has lost it"] * 3
 
 
 async def test_an_unreachable_runner_is_given_up_soon(pair: Served) -> None:

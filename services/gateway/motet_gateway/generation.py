@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.errors import AdapterError, InvalidRequest, MotetError, UnsupportedParameter, from_proto
+from motet.errors import (
+    AdapterError,
+    AdapterFetchFailed,
+    AdapterUnproved,
+    InvalidRequest,
+    MotetError,
+    UnsupportedParameter,
+    from_proto,
+)
 from motet_gateway.loss_limits import Loss, LossCounter
 
 
@@ -252,6 +260,9 @@ class Generation:
     def declined(self, epoch: int, failure: common_pb2.Failure) -> tuple[Effect, ...]:
         if epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
+        error = from_proto(failure)
+        if isinstance(error, AdapterFetchFailed | AdapterUnproved):
+            return self._lost(error.message)  # the scheduler refuses it, unless another runner may have the adapter
         return self._failed(failure)
 
     def left(self, error: MotetError) -> tuple[Effect, ...]:
