@@ -1512,9 +1512,9 @@ class Report(_message.Message):
     BATCH_CAP_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     RESIDENCY_TOLD_FIELD_NUMBER: _builtins.int
+    RESIDENT_COUNT_FIELD_NUMBER: _builtins.int
     FIXED_SECONDS_FIELD_NUMBER: _builtins.int
     SEQUENCE_SECONDS_FIELD_NUMBER: _builtins.int
-    RESIDENT_COUNT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1533,12 +1533,12 @@ class Report(_message.Message):
     """measured; 0: the runner does not say"""
     residency_told: _builtins.bool
     """`resident` says nothing: the changes come in ResidencyChanged"""
+    resident_count: _builtins.int
+    """how many it has told: a scheduler that knows of more or fewer ends the stream"""
     fixed_seconds: _builtins.float
     """of an iteration without prompts, measured: this, and"""
     sequence_seconds: _builtins.float
     """this for each sequence. Both 0: the runner does not say"""
-    resident_count: _builtins.int
-    """how many it has told: a scheduler that knows of more or fewer ends the stream"""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
@@ -1574,9 +1574,9 @@ class Report(_message.Message):
         batch_cap: _common_pb2.BatchCap | None = ...,
         prefill_seconds_per_token: _builtins.float = ...,
         residency_told: _builtins.bool = ...,
+        resident_count: _builtins.int | None = ...,
         fixed_seconds: _builtins.float = ...,
         sequence_seconds: _builtins.float = ...,
-        resident_count: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "kernels", b"kernels", "resident_count", b"resident_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
