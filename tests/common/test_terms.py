@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import InvalidRequest, from_proto
 from motet.rpc.finite_check import check_numbers, check_of
-from motet.runner_info import RunnerRequest
+from motet.runner_info import Failure, RunnerRequest
 from motet.terms import MAX_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
 from tests.support.hostile_messages import hostile
 
@@ -106,4 +106,5 @@ def test_messages_without_numbers_are_not_checked() -> None:
 
 @pytest.mark.parametrize("seconds", [nan, inf, -1.0])
 def test_the_retry_time_of_a_failure_is_limited(seconds: float) -> None:
-    assert from_proto(common_pb2.Failure(code="overloaded", retry_after_seconds=seconds)).retry_after == 0.0
+    failure = common_pb2.Failure(code="overloaded", retry_after_seconds=seconds)
+    assert from_proto(failure).retry_after == Failure.from_proto(failure).retry_after == 0.0

@@ -385,9 +385,14 @@ def code_and_reason_of(failure: common_pb2.Failure) -> tuple[str, str]:
     return _READ_AS.get(said, said)
 
 
+def retry_after_of(failure: common_pb2.Failure) -> float:
+    """Any number may come. 0: the peer has not said."""
+    seconds = failure.retry_after_seconds
+    return seconds if 0 <= seconds < float("inf") else 0.0
+
+
 def from_proto(failure: common_pb2.Failure) -> MotetError:
     """The error that a peer reported. A code that this version does not know becomes Internal with the peer's text."""
     code, reason = code_and_reason_of(failure)
     kind = TABLE.get(code, Internal)
-    seconds = failure.retry_after_seconds
-    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=reason)
+    return kind(failure.message, retry_after=retry_after_of(failure), reason=reason)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Self
 
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, adapter_pages, pages_for
-from motet.errors import InvalidRequest, MotetError, code_and_reason_of, failure_to_proto
+from motet.errors import InvalidRequest, MotetError, code_and_reason_of, failure_to_proto, retry_after_of
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule, known_quantile
 from motet.terms import check_epoch
 
@@ -107,7 +107,7 @@ class Failure:
     @classmethod
     def from_proto(cls, failure: common_pb2.Failure) -> Self:
         code, reason = code_and_reason_of(failure)
-        return cls(code, failure.message, failure.retry_after_seconds, reason)
+        return cls(code, failure.message, retry_after_of(failure), reason)
 
     def to_proto(self) -> common_pb2.Failure:
         return failure_to_proto(self.code, self.message, self.retry_after, self.reason)
