@@ -93,6 +93,18 @@ def test_beyond_all_knees_the_emptiest_takes_it_and_nobody_waits():
     )
 
 
+def test_limits_are_made_when_what_was_measured_has_changed():
+    driver = two(**KNEE)
+    runner = driver.scheduler.runners[InstanceName("r0")]
+    before = runner.limits
+    assert before is not None
+    report(driver, "r0", **KNEE)
+    assert runner.limits is before
+    report(driver, "r0", **KNEE, prompt_token_seconds=1e-4)
+    assert runner.limits is not None
+    assert runner.limits != before
+
+
 @pytest.mark.parametrize(
     ("profile", "places", "expected"),
     [

@@ -198,12 +198,16 @@ class CatalogPublisher:
         self.order_adapter_loads()
 
     def apply_pool(self, runner: Runner) -> None:
-        pool = self._state.pools.get(runner.identity.pool)
+        pool, profile = self._state.pools.get(runner.identity.pool), self._profile_of(runner)
+        made_of = (pool, profile, runner.batch_cap)
+        if made_of == runner.limits_made_of:  # mostly: each report asks
+            return
+        runner.limits_made_of = made_of
         before, cap = runner.max_sequences, runner.batch_cap or BatchCap(target_seconds=0.0)
         places = min(runner.capacity.max_sequences, (pool.max_sequences if pool is not None else 0) or inf)
         runner.max_sequences = int(min(places, cap.sequences or inf))
         runner.sequences_at_target = int(min(places, cap.at_target or inf))
-        runner.limits = fill_limits(self._profile_of(runner), runner.batch_cap, runner.max_sequences)
+        runner.limits = fill_limits(profile, runner.batch_cap, runner.max_sequences)
         if runner.max_sequences != before:
             self._state.queue(runner.group).retry_on(runner)
 

@@ -159,6 +159,8 @@ class Runner:
         """As last reported."""
         self.limits: FillLimits | None = None
         """By what it has measured."""
+        self.limits_made_of: object = None
+        """Its pool and what it has measured, as they were then. None: they have not been made."""
         self._context_told = self._prompts_told = 0
         """By the last report: tokens of what it has, and tokens of prompts that it has still to compute."""
         self._tokens_not_told = 0
