@@ -5,8 +5,8 @@ runner costs as much as a busy one, and each move costs a client: its answer pau
 are computed again (PU-17).
 
 Runners are emptied while nothing waits and the others stay at most as full as the autoscaler wants them. Nothing moves
-to a runner beyond its limits (`fill_limits.py`). They get new
-requests only if no other one has room; then the load has returned, and that runner is not emptied any more.
+to a runner beyond its limits (`fill_limits.py`). Those that are emptied get new requests only if no other one has room;
+then the load has returned, and that runner is not emptied any more.
 
 A runner is busy until its longest answer ends. So those that are expected to go on for longest move first, some at each
 look, if that saves twice the time that computing them again takes. Shorter ones end where they are.

@@ -106,20 +106,19 @@ def choose(
 
 
 def _best(request: Request, fits: Sequence[Chosen], near: str) -> Chosen:
-    beyond: dict[Runner, Beyond] = {}
-    for one in fits:
-        if one.runner.limits is not None and (limit := beyond_limits(request, one.runner)) is not None:
-            beyond[one.runner] = limit
-    # Mostly it is one, which needs no rank.
-    best = max(fits, key=lambda one: _rank(request, one, near, beyond)) if len(fits) > 1 else fits[0]
-    if not beyond:
-        return best
-    if best.runner in beyond:
-        return Chosen(best.runner, best.promise, Because(beyond[best.runner], ""))
-    first = max(fits, key=lambda one: _rank(request, one, near, {}))
-    if first.runner not in beyond:
-        return best
-    return Chosen(best.runner, best.promise, Because(beyond[first.runner], first.runner.instance))
+    first = fits[0]
+    if len(fits) > 1:  # mostly it is one, which needs no rank
+        first = max(fits, key=lambda one: _rank(request, one, near, ()))
+    limit = beyond_limits(request, first.runner)
+    if limit is None:
+        return first  # the limits of the others only put them behind it
+    beyond = {one.runner for one in fits if beyond_limits(request, one.runner) is not None}
+    best = max(fits, key=lambda one: _rank(request, one, near, beyond))
+    if best.runner not in beyond:
+        return Chosen(best.runner, best.promise, Because(limit, first.runner.instance))
+    of_best = limit if best is first else beyond_limits(request, best.runner)
+    assert of_best is not None
+    return Chosen(best.runner, best.promise, Because(of_best, ""))
 
 
 def beyond_limits(request: Request, runner: Runner) -> Beyond | None:
