@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from motet.domain import BASE, Digest, RequestId
-from motet.runner_info import BatchCap, RequestClass
-from motet_scheduler.policy import effects
+from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet.errors import AdapterUnproved, ParameterUnavailable
+from motet.runner_info import BatchCap, Failure, RequestClass
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.reserved_runners import MIN_STEP_SECONDS
 from motet_scheduler.policy.values import Estimate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, entry, ready, reserved
@@ -53,6 +54,46 @@ def test_while_it_lacks_a_slot_alone_requests_of_the_base_model_go_on():
         driver.finish(f"base{n - 1}" if n else "passes0")
     driver.finish("pirate")
     assert driver.where("overdue") == "r0"
+
+
+def passed_on(driver, instance, waiting, *, times=5):
+    """Others go on there, each in the place of one before. Nobody counts them for the one that waits."""
+    runner = driver.scheduler.runners[InstanceName(instance)]
+    for n in range(times):
+        driver.finish(next(iter(runner.entries))[0])
+        assert ask(driver, f"{instance}-{n}") == instance
+        assert driver.where(waiting) == ""
+        assert driver.scheduler.queues[GROUP].overdue() == {}
+
+
+def test_what_is_placed_on_a_runner_that_has_refused_its_adapter_does_not_pass_it():
+    driver = ready_with("r0", "r1", slots=4, max_sequences=2)
+    refused = Failure.of(AdapterUnproved("Its results are wrong."))
+    driver.certify(instance="r1", certificate=None, failure=refused, order=0)
+    assert [ask(driver, f"base{n}") for n in range(4)] == ["r1", "r1", "r0", "r0"]
+    assert ask(driver, "pirate", PIRATE) == ""
+    passed_on(driver, "r1", "pirate")
+    driver.finish("base2")
+    assert driver.where("pirate") == "r0"
+
+
+def test_what_is_placed_on_a_runner_that_can_never_take_it_does_not_pass_it():
+    driver = ready(max_passed_over=2, headroom_one_in=0)
+    driver.attach("r0", max_sequences=2)
+    driver.attach("r1", max_sequences=2, revision="2")
+    assert [ask(driver, f"base{n}") for n in range(4)] == ["r1", "r1", "r0", "r0"]
+    driver.finish("base0")
+    assert ask(driver, "picky") == "r1"
+    never = Failure.of(ParameterUnavailable("It has no such parameter."))
+    driver.send(events.RunnerDeclined(InstanceName("r1"), RequestId("picky"), 1, never))
+    driver.lose("picky")
+    assert ask(driver, "next") == "r1"
+    passed_on(driver, "r1", "picky")
+    driver.attach("r2", max_sequences=1, revision="2")  # made like the one that can never take it
+    assert ask(driver, "other") == "r2"
+    passed_on(driver, "r2", "picky")
+    driver.finish("base2")
+    assert driver.where("picky") == "r0"
 
 
 def test_those_that_waited_go_on_when_one_ends():

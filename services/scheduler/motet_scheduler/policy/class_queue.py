@@ -13,7 +13,7 @@ from motet_scheduler.policy.expected_order import expected_order
 from motet_scheduler.policy.order import Head, Order, head_of, order_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
-from motet_scheduler.policy.requests import SOME_OF, CapacityId, PageNeed, Request
+from motet_scheduler.policy.requests import CapacityId, PageNeed, Request, SomeOf, WaitsFor
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
@@ -43,15 +43,15 @@ class ClassQueue:
     def __init__(self, max_passed_over: int, costs: TokenCosts) -> None:
         self.shares = Shares(costs)
         self.untried_heads = OrderedHeads()
-        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
+        self.waiting: defaultdict[WaitsFor, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self._some_of: dict[str, tuple[str, Collection[CapacityId]]] = {}
-        """Of these, what those wait for that only runners of some capacities could hold: mostly nobody."""
+        self._some_of: dict[SomeOf, None] = {}
+        """Of these, what those wait for that only some runners could take: mostly nobody."""
         self.size = 0
         self._max_passed_over = max_passed_over
         self._placements = 0
         """That passed somebody."""
-        self._passes: dict[str, Passes] = {}
+        self._passes: dict[WaitsFor, Passes] = {}
         """By what those wait for that were passed."""
         self.known_overdue: Sequence[Request] | None = None
         """None: not known since a head came, left or was passed."""
@@ -142,12 +142,12 @@ class ClassQueue:
     def _heads(self) -> Iterator[Head]:
         return chain(self.untried_heads, *(one.heads for one in self.waiting.values()))
 
-    def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
+    def wait_for(self, request: Request, runners_of: WaitsFor, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and none of these runners has room for it."""
         self._unfile(request)
         request.waits_for, request.page_needs = runners_of, page_needs
-        if SOME_OF in runners_of:
-            self._some_of[runners_of] = runners_of.split(SOME_OF, maxsplit=1)[0], frozenset(page_needs)
+        if isinstance(runners_of, SomeOf):
+            self._some_of[runners_of] = None
         self.waiting[runners_of].add(request)
         self._note_head(runners_of, request)
 
@@ -205,12 +205,12 @@ class ClassQueue:
         self.known_overdue = None
 
     def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
-        """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
-        of = (*bases, digest)
-        some_of = [one for one, (runners_of, _) in self._some_of.items() if runners_of in of]
+        """Of those that were tried and some runner could take. Their base model is one of these, if they have one."""
+        of: list[WaitsFor] = [*bases, digest]
+        of += [one for one in self._some_of if one.runners_of in of]
         return [
             request
-            for runners_of in (*of, *some_of)
+            for runners_of in of
             if runners_of in self.waiting
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
@@ -279,7 +279,7 @@ class ClassQueue:
             found.sort()
         return found[bisect_right(found, after) :] if after is not None else found
 
-    def _names_for(self, runner: Runner) -> Collection[str]:
+    def _names_for(self, runner: Runner) -> Collection[WaitsFor]:
         """Of `waiting`: what those wait for that wait for this runner."""
         waiting = self.waiting
         if len(waiting) == 1 and ("" in waiting or runner.base.digest in waiting):  # mostly
@@ -287,8 +287,7 @@ class ClassQueue:
         own = waiting.keys() & ("", runner.base.digest)
         if len(own) == len(waiting):
             return own
-        capacity, some_of = id(runner.capacity), self._some_of.items()
-        of_it = {one for one, (of, some) in some_of if capacity in some and self._is_of(of, runner)}
+        of_it = {one for one in self._some_of if one.has(runner) and self._is_of(one.runners_of, runner)}
         return own | (waiting.keys() & runner.adapters) | of_it
 
     @staticmethod
@@ -334,12 +333,12 @@ class ClassQueue:
                 found.append(first)
         return sorted(found, key=order_of) if len(found) > 1 else found
 
-    def _note_head(self, runners_of: str, request: Request) -> None:
+    def _note_head(self, runners_of: WaitsFor, request: Request) -> None:
         """It has come to those that wait for these, or leaves."""
         if (passes := self._passes.get(runners_of)) is not None and passes.may_change(request):
             self.known_overdue = None
 
-    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
+    def overdue_alike(self, runners_of: WaitsFor, most: int) -> Iterator[Request]:
         """The first `most` overdue ones that wait for the same."""
         waiting, passes = self.waiting.get(runners_of), self._passes.get(runners_of)
         if waiting is None or passes is None or passes.first is None:
@@ -385,4 +384,5 @@ class ClassQueue:
         waiting.discard(request)
         if not waiting.heads:
             del self.waiting[runners_of]
-            self._some_of.pop(runners_of, None)
+            if isinstance(runners_of, SomeOf):
+                del self._some_of[runners_of]

@@ -14,7 +14,7 @@ from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.requests import Placement, Request, those_that_hold
+from motet_scheduler.policy.requests import Placement, Request, SomeOf, WaitsFor
 from motet_scheduler.policy.runner_choice import Chosen, NeverFits, choose, nearest, never_fits
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
@@ -148,11 +148,14 @@ class Placer:
             self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED))
             return Outcome.REFUSED
         # Of a replaced revision, those on disk count too, and what waits for an adapter is not tried there.
-        runners_of = request.base if limited is None or request.replaced else request.digest
-        if len(needs) < len(state.one_of_each_capacity(request.group)):
-            runners_of = those_that_hold(runners_of, needs)
-        if request.waits_for != runners_of:
-            queue.wait_for(request, runners_of, needs if not runners else state.page_needs(request))
+        runners_of: str = request.base if limited is None or request.replaced else request.digest
+        without = state.refused_for_good(request)
+        if without or len(needs) < len(state.one_of_each_capacity(request.group)):
+            waits_for: WaitsFor = SomeOf(runners_of, frozenset(needs), frozenset(without))
+        else:
+            waits_for = runners_of
+        if request.waits_for != waits_for:
+            queue.wait_for(request, waits_for, needs if not runners else state.page_needs(request))
         if request.why is None:
             explain(state, request)
         return None

@@ -41,7 +41,7 @@ from motet_scheduler.policy.departures import Departures
 from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.limit_changes import LimitChanges
 from motet_scheduler.policy.order import Head, order_of
-from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.requests import CapacityId, PageNeed, Request, WaitsFor
 from motet_scheduler.policy.reserved_runners import IdlePages, leaving_first, left_on
 from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
@@ -106,9 +106,9 @@ class Queue:
         self._idle = IdlePages(config, self.token_costs)
         self._leaving: dict[Runner, Digest | None] = {}
         """`leaving_first` of each reserved one, by which others were tried there last."""
-        self._overdue: dict[str, Request] = {}
+        self._overdue: dict[WaitsFor, Request] = {}
         """As long as each class knows its own ones."""
-        self._considered: dict[str, Request] | None = None
+        self._considered: dict[WaitsFor, Request] | None = None
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
     def __len__(self) -> int:
@@ -287,7 +287,7 @@ class Queue:
         for class_queue in self.class_queues.values():
             class_queue.try_all_again()
 
-    def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
+    def wait_for(self, request: Request, runners_of: WaitsFor, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and waits for runners that have this base model, or this adapter."""
         self.class_queues[request.request_class].wait_for(request, runners_of, page_needs)
 
@@ -295,7 +295,7 @@ class Queue:
         """From now on only runners that hold its revision may take it, and those behind it pass it."""
         self.class_queues[request.request_class].note_replaced(request)
 
-    def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
+    def reserve(self, overdue: dict[WaitsFor, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
         self._leaving = {runner: leaving_first(runner, overdue) for runner, overdue in reserved.items()}
@@ -495,7 +495,7 @@ class Queue:
         if not self.adapters[request.digest]:
             self.adapters.pop(request.digest)
 
-    def overdue(self) -> dict[str, Request]:
+    def overdue(self) -> dict[WaitsFor, Request]:
         """The first overdue request of the most urgent class, of those that wait for the same: in the order in which
         runners are reserved."""
         for class_queue in self.class_queues.values():  # no generator: each event asks
@@ -510,7 +510,7 @@ class Queue:
                 found.setdefault(request.waits_for, request)
         return found
 
-    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
+    def overdue_alike(self, runners_of: WaitsFor, most: int) -> Iterator[Request]:
         """The first `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
             yield from class_queue.overdue_alike(runners_of, most)

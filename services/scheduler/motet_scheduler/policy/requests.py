@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
+from typing import TYPE_CHECKING, NamedTuple
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -12,6 +13,9 @@ from motet_scheduler.policy.gateway_requests import NOT_OVER, Asked
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
+
+if TYPE_CHECKING:
+    from motet_scheduler.policy.runners import Runner
 
 QueueKey = tuple[float, int]
 """`turn_at`, then order of arrival here. Unique; the smallest is the oldest."""
@@ -33,13 +37,25 @@ PageNeed = tuple[int, int]
 Reason = tuple[object, ...]
 """Why a request waits: together, its parts are the words, which are made when somebody asks for them."""
 
-SOME_OF = "|"
+
+class SomeOf(NamedTuple):
+    """What a request waits for that only some runners could ever take. It is passed only there, so nobody else counts
+    who waits for all of them."""
+
+    runners_of: str
+    capacities: frozenset[CapacityId]
+    """Those that could hold it."""
+    without: frozenset[str]
+    """Runners that have refused it for good."""
+
+    def has(self, runner: "Runner") -> bool:
+        """Whether this one could take it, of those that it waits for."""
+        return id(runner.capacity) in self.capacities and runner.instance not in self.without
 
 
-def those_that_hold(runners_of: str, needs: Mapping[CapacityId, PageNeed]) -> str:
-    """What a request waits for that only some of these runners could hold: those of these capacities. It is passed only
-    there, so nobody else counts who waits for all of them."""
-    return SOME_OF.join((runners_of, *map(str, needs)))
+WaitsFor = str | SomeOf
+"""Whose runners a request waits for: the digest of its base model, or of its adapter, and which of these, if not all
+could take it."""
 
 
 @value()
@@ -100,9 +116,8 @@ class Request:
     """Seconds of each wait in the queue; 0: no limit. The first is shorter if it has waited without a scheduler."""
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
-    waits_for: str | None = None
-    """Whose runners it waits for: the digest of its base model, or of its adapter, and if not all of these could hold
-    it, which (`those_that_hold`). None: it has not been tried."""
+    waits_for: WaitsFor | None = None
+    """None: it has not been tried."""
     flow: Flow = ("", "", 0)
     """Only as long as it is in the queue."""
     share: Share | None = None

@@ -117,6 +117,8 @@ class SchedulerState:
         """Of the runners of a group, one of each capacity. Known until one comes or goes: there may be a thousand."""
         self._longest_context: dict[GroupName, int] = {}
         """Of the same runners. Each report asks for it for each of its requests."""
+        self._refusing: dict[GroupName, Sequence[Runner]] = {}
+        """Of the same runners, those that have refused adapters. Known until that changes of one."""
         self._undecided: set[GroupName] = set()
         """Groups of which something is left to decide until no runner is missed."""
 
@@ -187,7 +189,10 @@ class SchedulerState:
             self.adapters.base_changed(group)
 
     def adapter_moved(self, runner: Runner, digest: Digest) -> None:
-        """A runner has this adapter now, or no longer; or one that has it has changed."""
+        """A runner has this adapter now, or no longer; or one that has it has changed; or it has refused it, or serves
+        it again."""
+        if bool(runner.refused.failures) is not (runner in self._refusing.get(runner.group, ())):
+            self._refusing.pop(runner.group, None)
         self._adapters_moved(runner, (digest,))
 
     def _adapters_moved(self, runner: Runner, digests: Collection[Digest]) -> None:
@@ -261,6 +266,7 @@ class SchedulerState:
     def _forget_capacities(self, group: GroupName) -> None:
         self._one_of_each.pop(group, None)
         self._longest_context.pop(group, None)
+        self._refusing.pop(group, None)
 
     def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
         """What it needs on the runners of its group that could hold it."""
