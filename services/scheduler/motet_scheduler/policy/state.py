@@ -239,10 +239,25 @@ class SchedulerState:
         why = None
         for runner in self.runners_of(request.group):
             if runner.serves(request.base):
-                why = runner.refused.why(request.digest, request.adapter)
-                if why is None:
+                if runner.may_serve(request.digest, request.adapter):
                     return None
+                why = runner.refused.why(request.digest, request.adapter)
         return why if why is not None and self.may_refuse(request.group) else None
+
+    def refused_for_good(self, request: Request) -> Sequence[InstanceName]:
+        """By which runners."""
+        refusing = self._refusing.get(request.group)
+        if refusing is None:
+            group = self.runners_of(request.group)
+            refusing = self._refusing[request.group] = [one for one in group if one.refused.failures]
+        if not refusing and not request.avoid:  # mostly
+            return ()
+        digest, adapter = request.digest, request.adapter
+        refused = [one.instance for one in refusing if digest in one.refused.failures]
+        return [
+            *(one for one in refused if not self.runners[one].may_serve(digest, adapter)),
+            *(InstanceName(one) for one, until in request.avoid.items() if until == inf),
+        ]
 
     def one_of_each_capacity(self, group: GroupName) -> Mapping[CapacityId, Runner]:
         found = self._one_of_each.get(group)
