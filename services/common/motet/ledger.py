@@ -30,14 +30,31 @@ class Shortfall:
 
 class Ledger(Generic[Key]):
     def __init__(self, capacity: int, *, overcommit: float = 1.0) -> None:
-        self.capacity = capacity
-        self.overcommit = overcommit
+        self._capacity = capacity
+        self._overcommit = overcommit
+        self._limit = int(capacity * overcommit)  # made when one of the two changes, as it is asked very often
         self._promises: dict[Key, int] = {}
         self.total = 0
 
     @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, pages: int) -> None:
+        self._capacity, self._limit = pages, int(pages * self._overcommit)
+
+    @property
+    def overcommit(self) -> float:
+        return self._overcommit
+
+    @overcommit.setter
+    def overcommit(self, factor: float) -> None:
+        self._overcommit, self._limit = factor, int(self._capacity * factor)
+
+    @property
     def limit(self) -> int:
-        return int(self.capacity * self.overcommit)
+        return self._limit
 
     @property
     def promised(self) -> int:
@@ -46,7 +63,7 @@ class Ledger(Generic[Key]):
     @property
     def free(self) -> int:
         """Pages that may still be promised. Negative while the promises exceed the limit."""
-        return int(self.capacity * self.overcommit) - self.total  # `limit`, but this is asked very often
+        return self._limit - self.total
 
     def __contains__(self, key: Key) -> bool:
         return key in self._promises
