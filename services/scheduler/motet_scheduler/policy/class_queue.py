@@ -76,13 +76,14 @@ class ClassQueue:
             share = request.share = self.shares.begin(request.tenant, weight)
         self._join_flow(request, share)
         self.size += 1
+        share.waiting += 1
         request.passes_from = self._placements
         if request.delivered:
             request.passes = 0  # else a decline would cost it its turn
 
     def remove(self, request: Request) -> None:
         self._keep_passes(request)
-        self._leave_flow(request)
+        self._leave_flow(request).waiting -= 1
         request.deadline_at = None
         self.size -= 1
         if not self.size:
@@ -234,7 +235,10 @@ class ClassQueue:
             capacity = id(runner.capacity)
             for one in self._names_for(runner):
                 waiting = self.waiting[one]
-                least = waiting.least(capacity)
+                line = waiting.lines.get(capacity)
+                if line is None or not line.by_size:
+                    continue
+                least = line.by_size[0][0]
                 if least > small and (least > whole or (above >= whole and not waiting.has_up_to(highest))):
                     continue  # mostly
                 if fit := waiting.that_fit_in(runner, room, small, examined, highest):

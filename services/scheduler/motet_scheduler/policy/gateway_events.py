@@ -174,6 +174,7 @@ class GatewayEvents:
             choices=event.choices,
             prefix_hints=event.prefix_hints,
             api_key=event.api_key,
+            avoid=dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline),
         )
         self._state.note_delivered(request, event.delivered)
         request.charge = CHARGED_BEFORE if event.delivered else None
@@ -188,7 +189,6 @@ class GatewayEvents:
             return
         self._lifecycle.begin(request)
         request.epoch = epoch
-        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         kind = Happening.QUEUED_AGAIN if epoch else Happening.QUEUED
         self._state.note_event(request.id, kind, request.request_class.name.lower(), epoch)
         if not self._quota_gate.enter(request, event.deadline, charged=charged):

@@ -94,10 +94,11 @@ class Passes:
         request = head[3]
         if request.passes >= self._max_passed_over:
             return False  # it stays overdue
-        first = bisect_right(self._numbers, request.passes_from)
-        if first <= len(self._numbers) - len(self._sorted):  # mostly
-            request.passes += len(self._sorted) - bisect_right(self._sorted, head)
+        numbers, orders = self._numbers, self._sorted
+        if orders and numbers[-len(orders)] > request.passes_from:  # mostly: all of these came after it
+            request.passes += len(orders) - bisect_right(orders, head)
         else:
+            first = bisect_right(numbers, request.passes_from)
             request.passes += sum(map(head.__lt__, self._orders[first:]))
         request.passes_from = number
         return self._watched is not None and self._watched[3] is request

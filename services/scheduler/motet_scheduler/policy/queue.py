@@ -307,9 +307,12 @@ class Queue:
         """Before what they are reserved for leaves, and after other runners may have been reserved."""
         self._idle.look(self.reserved, now, self._others_wait)
 
-    def _others_wait(self, tenant: Tenant) -> bool:
+    def _others_wait(self, request: Request) -> bool:
         """Whether a request of another tenant does."""
-        return self._waiting_of(tenant) < self._size
+        share = request.share
+        if share is not None and share.waiting < self.class_queues[request.request_class].size:  # mostly
+            return True
+        return self._waiting_of(request.tenant) < self._size
 
     def reserved_from(self, request: Request) -> Collection[Runner]:
         """The runners that this request has to leave to overdue ones."""
@@ -469,7 +472,7 @@ class Queue:
         it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
         self._remove(request)
-        self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if others.size])
+        self._turns.placed(request.request_class, self.class_queues)
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)

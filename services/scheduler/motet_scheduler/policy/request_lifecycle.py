@@ -244,7 +244,7 @@ class RequestLifecycle:
     def avoid_for_good(self, request: Request, runner: Runner, failure: Failure) -> None:
         """This runner can never take it, and neither can those of its pool that were made alike."""
         request.unable = failure
-        request.unable_on.add(_template(runner))
+        request.unable_on |= {_template(runner)}
         self._unable[request.id] = request
         _avoid_unable(request, self._state.runners_of(runner.group))
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
+from sys import intern
 from typing import TYPE_CHECKING, NamedTuple
 
 from motet import promises
@@ -36,6 +37,9 @@ PageNeed = tuple[int, int]
 
 Reason = tuple[object, ...]
 """Why a request waits: together, its parts are the words, which are made when somebody asks for them."""
+
+
+NO_NEEDS: Mapping[CapacityId, PageNeed] = {}
 
 
 class SomeOf(NamedTuple):
@@ -132,7 +136,7 @@ class Request:
     """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
     replaced: bool = False
     """Its revision was found to be replaced: nothing says where its bytes are, so only runners that hold it count."""
-    page_needs: Mapping[CapacityId, PageNeed] = field(default_factory=dict)
+    page_needs: Mapping[CapacityId, PageNeed] = field(default_factory=lambda: NO_NEEDS)
     """On the runners of its group that could hold it, when it began to wait for these."""
     epoch: int = 0
     placement: Placement | None = None
@@ -152,7 +156,7 @@ class Request:
     """Of the placement that was declined last."""
     unable: Failure | None = None
     """Why some runners can never take it: with it the request is refused if no other one may."""
-    unable_on: set[tuple[str, str]] = field(default_factory=set)
+    unable_on: frozenset[tuple[str, str]] = frozenset()
     """The pool and the revision of these: a runner of the same name may be made otherwise after a restart."""
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
@@ -181,6 +185,10 @@ class Request:
     """Its age as the queue counts it: when it was asked for, and for class Batch earlier, the larger it is."""
 
     def __post_init__(self) -> None:
+        # A hundred thousand may wait. Equal texts are one object, which is compared at once and is no further memory.
+        self.gateway, self.adapter, self.base = intern(self.gateway), intern(self.adapter), intern(self.base)
+        self.tenant, self.digest = Tenant(intern(self.tenant)), Digest(intern(self.digest))
+        self.group = GroupName(intern(self.group))
         if self.request_class is RequestClass.BATCH:
             tokens = self.prompt_tokens + min(self.max_tokens, self.estimate.q80 or self.max_tokens)
             self.size = int(SIZES_PER_DOUBLING * log2(max(1, tokens)))

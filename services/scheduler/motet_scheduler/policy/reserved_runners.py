@@ -14,7 +14,7 @@ requests as large as a runner would take most of it, and pay for nothing but the
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from motet.domain import BASE, Digest, Tenant
+from motet.domain import BASE, Digest
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
@@ -69,7 +69,7 @@ class IdlePages:
         """For which request each of these has kept pages since then, and the tokens of answers that others would have
         had there in a second."""
 
-    def look(self, reserved: Mapping[Runner, Request], now: float, others_wait: Callable[[Tenant], bool]) -> None:
+    def look(self, reserved: Mapping[Runner, Request], now: float, others_wait: Callable[[Request], bool]) -> None:
         """What was kept until now is paid for, with the next charge. Then `reserved` keep what is idle there.
         `others_wait`: whether a request of another tenant does."""
         if not reserved and not self._kept:  # mostly
@@ -82,7 +82,7 @@ class IdlePages:
         self._kept = {
             runner: (overdue, _tokens_per_second(runner, overdue, config))
             for runner, overdue in reserved.items()
-            if others_wait(overdue.tenant)
+            if others_wait(overdue)
         }
 
 

@@ -24,16 +24,6 @@ class Room(NamedTuple):
     leaving: Digest | None = None
     """Of those that need this adapter none may run there. None: all may."""
 
-    @property
-    def keeps(self) -> bool:
-        """Whether it keeps last places from anybody."""
-        return self.small < self.whole
-
-    @property
-    def beside(self) -> int:
-        """The most that a request may need which may not have the last places. A smaller one may not fit."""
-        return self.whole if self.above < self.whole else self.small
-
     def grew_from(self, before: "Room") -> bool:
         """Whether a request may fit that did not before."""
         return (
@@ -76,8 +66,11 @@ class Rooms:
         """Those that have room, each with the number by which it is in the lines."""
         self._numbers = count()
         self._by_whole: defaultdict[CapacityId, Line] = defaultdict(list)
+        """By the most that a request may need."""
         self._by_beside: defaultdict[CapacityId, Line] = defaultdict(list)
+        """The same of one that may not have the last places. A smaller one may not fit."""
         self._keeping = 0
+        """How many keep last places from anybody."""
         self._places: dict[Runner, Places] = {}
         self._free = self._kept = self._lack = 0
         """The sums of these, and how many runners have fewer than they keep."""
@@ -169,10 +162,16 @@ class Rooms:
                 found[runner] = number, room
                 if not tried_again and room.grew_from(known):
                     self._grown[runner] = None
-            self._keeping += room.keeps - known.keeps
+            whole, small, above, _ = room
+            whole_known, small_known, above_known, _ = known
+            self._keeping += (small < whole) - (small_known < whole_known)
+            beside = whole if above < whole else small
+            beside_known = whole_known if above_known < whole_known else small_known
             capacity = id(runner.capacity)
-            _refile(self._by_whole[capacity], known.whole, room.whole, number, runner)
-            _refile(self._by_beside[capacity], known.beside, room.beside, number, runner)
+            if whole != whole_known:
+                _refile(self._by_whole[capacity], whole_known, whole, number, runner)
+            if beside != beside_known:
+                _refile(self._by_beside[capacity], beside_known, beside, number, runner)
         self._changed.clear()
         lacked, self.lacking = self.lacking, self._lack > 0 and self._free <= self._kept and self._free <= HELD
         if lacked and not self.lacking:
@@ -203,8 +202,6 @@ class Rooms:
 
 def _refile(line: Line, before: int, now: int, number: int, runner: Runner) -> None:
     """0: it is not there."""
-    if now == before:
-        return
     if before:
         del line[bisect_left(line, (before, number))]
     if now:

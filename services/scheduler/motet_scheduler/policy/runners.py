@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.prefix_hints import HINT_TOKENS
@@ -56,6 +57,8 @@ class Load:
     retry_at: float = 0.0
     """It failed: until then it is ordered only for a request."""
 
+
+LESS_USED = itemgetter(1, 0)
 
 LAPSED = float("-inf")
 """The time of a load that is over: it came, or failed."""
@@ -283,8 +286,7 @@ class Runner:
     def least_used_adapter(self) -> Digest:
         """Of those that running requests use, the one that the fewest do. `BASE`: none does."""
         if (found := self._least_used) is None:
-            least = min(self._live_digests.values(), default=0)
-            found = min([one for one, used in self._live_digests.items() if used == least], default=BASE)
+            found, _ = min(self._live_digests.items(), key=LESS_USED, default=(BASE, 0))
             self._least_used = found
         return found
 
@@ -484,7 +486,8 @@ class Runner:
         if pages := self.adapter_pages(digest):
             self._adapter_pages[digest] = pages
             self.ledger.capacity = self._kv_pages()
-        self._note_adapter(digest)
+        if digest not in self.adapters:
+            self._note_adapter(digest)
 
     def _leave_adapter(self, digest: Digest) -> None:
         if digest == BASE:
@@ -495,7 +498,8 @@ class Runner:
             self._live_digests.pop(digest)  # `del` of a Counter is slow
             if self._adapter_pages.pop(digest, 0):
                 self.ledger.capacity = self._kv_pages()
-            self._note_adapter(digest)
+            if digest not in self._loading and self.resident.get(digest) is not Tier.DEVICE:  # else it stays
+                self._note_adapter(digest)
 
     def record_promise(
         self,

@@ -185,6 +185,8 @@ class Scheduler:
             assert queue.adapters == Counter(r.digest for *_, r in queue.unordered()), (
                 "adapters of a queue were miscounted"
             )
+            for share in (share for one in queue.class_queues.values() for share in one.shares):
+                assert share.waiting == sum(map(len, share.flows.values())), "requests that wait were miscounted"
             queue.headroom.check()
             queue.rooms.check([one for one in self.runners.values() if self.queues.get(one.group) is queue])
         for runner in self.runners.values():

@@ -70,7 +70,7 @@ CHARGED_BEFORE = Charge(0.0, 0.0)
 class Share:
     """Of one tenant in one class."""
 
-    __slots__ = ("active", "counter", "entry", "flows", "owed", "tenant", "weight")
+    __slots__ = ("active", "counter", "entry", "flows", "owed", "tenant", "waiting", "weight")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -81,6 +81,8 @@ class Share:
         lag, or who expects too much and gives up would save up."""
         self.active = 0
         """How many of its requests wait or run."""
+        self.waiting = 0
+        """How many wait."""
         self.flows: dict[Flow, list[Aged]] = {}
         """Those that wait. In a flow nothing passes one before it."""
         self.entry = 0
@@ -111,8 +113,8 @@ class Shares:
 
     def waiting(self, tenant: Tenant) -> int:
         """How many of its requests wait."""
-        share = self.of(tenant)
-        return sum(map(len, share.flows.values())) if share is not None else 0
+        share = self._shares.get(tenant)
+        return share.waiting if share is not None else 0
 
     def begin(self, tenant: Tenant, weight: float) -> Share:
         """One more request of a tenant waits or runs."""
