@@ -177,10 +177,10 @@ async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(fo
         assert not {"decision_failed", "message_failed"} & {line["event"] for line in logs}, message
 
 
-@pytest.mark.parametrize("said", ["hello", "report", "ended"])
+@pytest.mark.parametrize("said", ["hello", "report", "ended", "listed"])
 def test_no_message_of_a_runner_lists_more_requests_than_it_can_have(said):
     """One of 64 MiB would keep the scheduler busy for seconds."""
-    field = "sequences" if said == "ended" else "live"
+    field = {"ended": "sequences", "listed": "requests"}.get(said, "live")
     up = scheduler_pb2.AttachUp(**{said: {field: [{"request": "a", "epoch": 1}] * 8193}})
     with pytest.raises(InvalidRequest, match=f"`{field}`; it can have at most 8192"):
         conversion.runner_attached(up.hello) if said == "hello" else conversion.attach_event(IDENTITY, up)

@@ -4,7 +4,7 @@ from motet.domain import RequestId
 from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.conversion import read_promise, write_promise
 from motet_scheduler.policy.ledger_sync import sync_ledger
-from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.runners import Listing, Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 A = RequestId("a")
@@ -12,9 +12,8 @@ A = RequestId("a")
 
 def report(runner: Runner, number: int) -> None:
     parked = RunnerRequest(A, 1, 8, state=SequenceState.PARKED, promise_number=number)
-    sync_ledger(
-        runner, (parked,), requests={}, gateways=set(), ended={}, unlisted={}, config=SchedulerConfig(), now=0.0
-    )
+    known = {"requests": {}, "gateways": set(), "ended": {}, "unlisted": {}}
+    sync_ledger(runner, Listing(), (parked,), **known, config=SchedulerConfig(), now=0.0)
 
 
 def test_a_request_that_was_parked_again_resumes_under_its_new_promise() -> None:

@@ -3,7 +3,7 @@
 This module makes no decisions and does no I/O: it has the values, and reads them from the messages.
 """
 
-from collections.abc import Collection, Iterable, Sized
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from math import inf
@@ -29,6 +29,9 @@ MAX_STEP_SECONDS = 1e6
 
 MAX_LISTED = 8192
 """Requests in one message of a runner: twice as many as any pool computes at once (`maxConcurrentSequences`)."""
+
+MAX_LISTED_AT_ONCE = 512
+"""Requests in one message to a scheduler that takes several of them: it does nothing else while it handles one."""
 
 MAX_UNIX_SECONDS = 2.0**36
 """In the year 4147: a date that all programs can write"""
@@ -354,16 +357,18 @@ class RunnerRequest(NamedTuple):
         )
 
 
-def read_runner_requests(entries: Collection[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
-    check_listed(entries, "live")
+def read_runner_requests(
+    entries: Collection[common_pb2.RunnerRequest], field: str = "live"
+) -> tuple[RunnerRequest, ...]:
+    check_listed(len(entries), field)
     return tuple(map(RunnerRequest.from_proto, entries))
 
 
-def check_listed(requests: Sized, field: str) -> None:
-    """Raise InvalidRequest for more requests in one message than any runner can have."""
-    if len(requests) > MAX_LISTED:
+def check_listed(requests: int, field: str) -> None:
+    """Raise InvalidRequest for more requests than any runner can have."""
+    if requests > MAX_LISTED:
         raise InvalidRequest(
-            f"a runner lists {len(requests)} requests in `{field}`; it can have at most {MAX_LISTED}", param=field
+            f"a runner lists {requests} requests in `{field}`; it can have at most {MAX_LISTED}", param=field
         )
 
 

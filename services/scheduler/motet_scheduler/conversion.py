@@ -413,6 +413,7 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
         ),
         resident=read_resident_adapters(hello.resident),
         live=read_runner_requests(hello.live),
+        more=hello.live_follows,
         kernels=_read_kernels(hello),
         refused=_read_refused(hello),
         refused_is_all=hello.refused_is_all and len(hello.refused) <= MAX_REFUSED,
@@ -448,6 +449,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 steps=it.steps,
                 resident=None if it.residency_told else read_resident_adapters(it.resident),
                 live=read_runner_requests(it.live),
+                more=it.live_follows,
                 cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
                 kernels=_read_kernels(it),
                 batch_cap=BatchCap.from_proto(it.batch_cap) if it.HasField("batch_cap") else None,
@@ -457,11 +459,14 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 sequence_seconds=known_seconds(it.sequence_seconds),
                 pending_prompt_tokens=it.pending_prefill_tokens,
             )
+        case "listed":
+            live = read_runner_requests(up.listed.requests, "requests")
+            return events.RunnerListed(instance, identity.incarnation, live, up.listed.more)
         case "declined":
             no = up.declined
             return events.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
         case "ended":
-            check_listed(up.ended.sequences, "sequences")
+            check_listed(len(up.ended.sequences), "sequences")
             ended = tuple((RequestId(one.request), one.epoch) for one in up.ended.sequences)
             return events.SequencesEnded(instance, identity.incarnation, ended)
         case "residency":

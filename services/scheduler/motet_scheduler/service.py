@@ -18,7 +18,7 @@ from motet.leadership import Leadership
 from motet.levels import Levels
 from motet.rpc import REPLACED, EndStream, Link, Session, Sessions
 from motet.rpc.sessions import HELLO_SECONDS
-from motet.runner_info import Failure, RunnerIdentity
+from motet.runner_info import Failure, RunnerIdentity, check_listed
 from motet.surroundings import Surroundings
 from motet.terms import check_term
 from motet.transport import Handlers, ServerStream
@@ -238,9 +238,20 @@ class SchedulerService:
             log.info("runner_connected", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
             self.handle(conversion.runner_attached(up.hello))
         elif (event := conversion.attach_event(identity, up)) is not None:
+            if isinstance(event, events.RunnerListed):
+                self._check_listed(identity, event)
             self.handle(event)
             if up.HasField("report"):
                 self._check_residency(identity, up.report)
+
+    def _check_listed(self, identity: RunnerIdentity, event: events.RunnerListed) -> None:
+        """All parts together have no more than one message may have."""
+        runner = self.scheduler.state.current(InstanceName(identity.instance), identity.incarnation)
+        if runner is not None and runner.listing is not None:
+            try:
+                check_listed(runner.listing.heard + len(event.live), "requests")
+            except InvalidRequest as error:
+                raise EndStream(error) from error
 
     def _check_residency(self, identity: RunnerIdentity, report: scheduler_pb2.Report) -> None:
         """A runner tells only changes. If some were lost, because of a defect of Motet, its next hello tells all."""
@@ -362,7 +373,7 @@ class SchedulerService:
             self._handlers[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
-        return Welcome(term=self.term, scheduler=self._name, takes_parts=True, takes_residency=True)
+        return Welcome(term=self.term, scheduler=self._name, takes_parts=True, takes_residency=True, takes_listed=True)
 
     def _raise_term_above(self, peer: str, seen: int) -> bool:
         """Raise our term above the highest term that a peer has seen, unless the peer saw that term from us.

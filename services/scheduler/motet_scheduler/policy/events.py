@@ -174,6 +174,8 @@ class RunnerAttached:
     resident: Mapping[Digest, Tier] = field(default_factory=dict)
     """The adapters that it holds."""
     live: tuple[RunnerRequest, ...] = ()
+    more: bool = False
+    """Others come next, in `RunnerListed`."""
     refused: Mapping[Digest, Failure] = field(default_factory=dict)
     """What its proofs have found wrong: all that it knows, also of what no other scheduler has told."""
     refused_is_all: bool = True
@@ -210,6 +212,8 @@ class RunnerReported:
     resident: Mapping[Digest, Tier] | None = None
     """The adapters that it holds. None: the runner tells only of changes, see `ResidencyChanged`."""
     live: tuple[RunnerRequest, ...] = ()
+    more: bool = False
+    """Others come next, in `RunnerListed`."""
     cached_prefixes: frozenset[int] = frozenset()
     """Hints of the pages in its prefix cache."""
     kernels: KernelState | None = None
@@ -224,6 +228,16 @@ class RunnerReported:
     """this for each sequence. Both 0: the runner does not say."""
     pending_prompt_tokens: int = 0
     """Of the prompts that it has, those that are still to be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerListed:
+    """A part of what a runner has, after its hello or a report."""
+
+    instance: InstanceName
+    incarnation: str
+    live: tuple[RunnerRequest, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +411,7 @@ Event = (
     | RunnerAttached
     | RunnerDetached
     | RunnerReported
+    | RunnerListed
     | RunnerDeclined
     | SequencesEnded
     | ResidencyChanged

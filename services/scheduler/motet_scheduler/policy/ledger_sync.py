@@ -13,6 +13,8 @@ Elsewhere is also under another epoch. What a runner says about such a request c
 
 What no gateway knows any more is cancelled, whether it runs or is parked, once reports have listed it for as long.
 Times begin with a report. So those that are read late, all at once, decide nothing.
+
+A report may come in parts. What is not in it is known after the last one.
 """
 
 from collections.abc import Mapping
@@ -22,43 +24,41 @@ from motet.promises import tokens_of
 from motet.runner_info import RunnerRequest
 from motet_scheduler.policy.effects import CancelAtRunner, Effect
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.runners import ParkedRequest, PlacementKey, Runner
+from motet_scheduler.policy.runners import Listing, ParkedRequest, PlacementKey, Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 
 def sync_ledger(
     runner: Runner,
+    listing: Listing,
     live: tuple[RunnerRequest, ...],
     *,
+    more: bool = False,
     requests: Mapping[RequestId, Request],
     gateways: frozenset[str] | set[str],
     ended: Mapping[PlacementKey, float],
     unlisted: dict[PlacementKey, float],
     config: SchedulerConfig,
     now: float,
-    whole: bool = False,
 ) -> list[Effect]:
-    """With `whole`, promises are charged whole, whatever they share."""
+    """`live` is the next part of what it lists. `more`: others follow."""
     effects: list[Effect] = []
-    charged_to_ended = 0
-    listed: set[PlacementKey] = set()
-    parked: set[RequestId] = set()
-    orphaned: dict[PlacementKey, float] = {}
     if any(entry.parked for entry in live):
         # Parked requests first: who pays for the pages that they shared is in the same report.
         live = tuple(sorted(live, key=lambda entry: not entry.parked))
+    listing.heard += len(live)
     for entry in live:
         key = (entry.request, entry.epoch)
         if key in ended and now <= ended[key] + config.unsubmitted_timeout:
-            charged_to_ended += entry.pages_to_charge
+            listing.charged_to_ended += entry.pages_to_charge
             continue
-        listed.add(key)
+        listing.keys.add(key)
         why_needless = ""
         request = requests.get(entry.request)
         if request is not None and request.runs_on(runner.identity, entry.epoch):
             unlisted.pop(key, None)
         else:
-            since = orphaned[key] = runner.orphaned.get(key, now)
+            since = listing.orphaned[key] = runner.orphaned.get(key, now)
             if request is not None:
                 why_needless = "it has left this runner"
             elif entry.gateway in gateways and now - since >= config.unsubmitted_timeout:
@@ -67,28 +67,42 @@ def sync_ledger(
             effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why_needless))
         if entry.parked:
             if _stays_parked(runner, key, now, config):
-                parked.add(entry.request)
+                listing.parked.add(entry.request)
                 _park(runner, entry, request, now)
             continue
         if runner.parked:
             runner.unpark(entry.request)
-        shared = 0 if whole else entry.shared_pages
+        shared = 0 if listing.whole else entry.shared_pages
         ledger_entry = runner.record_promise(key, entry.pages, entry.digest, now, shared=shared)
         runner.listed(ledger_entry)
         ledger_entry.owed = _owed(runner, entry) if entry.parked_times else 0
-    runner.orphaned = orphaned
-    runner.ledger.charge_others(charged_to_ended)
-    for key in [key for key in runner.entries if key not in listed]:
+    if not more:
+        _end(runner, listing, requests=requests, unlisted=unlisted, config=config, now=now)
+    return effects
+
+
+def _end(
+    runner: Runner,
+    listing: Listing,
+    *,
+    requests: Mapping[RequestId, Request],
+    unlisted: dict[PlacementKey, float],
+    config: SchedulerConfig,
+    now: float,
+) -> None:
+    """It has listed all."""
+    runner.orphaned = listing.orphaned
+    runner.ledger.charge_others(listing.charged_to_ended)
+    for key in [key for key in runner.entries if key not in listing.keys]:
         ledger_entry = runner.entries[key]
         if ledger_entry.missing_since is None:
             ledger_entry.missing_since = now
         if now - ledger_entry.missing_since >= config.unsubmitted_timeout:
             runner.release_promise(key)
             _note_unlisted(runner, key, requests, unlisted, now)
-    for name in [name for name in runner.parked if name not in parked]:
+    for name in [name for name in runner.parked if name not in listing.parked]:
         _note_unlisted(runner, (name, runner.parked[name].epoch), requests, unlisted, now)
         runner.unpark(name)
-    return effects
 
 
 def _owed(runner: Runner, entry: RunnerRequest) -> int:

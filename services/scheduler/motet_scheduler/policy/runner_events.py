@@ -21,10 +21,13 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.ledger_sync import sync_ledger
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.runners import Runner, runner_report
+from motet_scheduler.policy.runners import Listing, Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.step_profile import StepProfile
 from motet_scheduler.policy.values import GroupName
+
+IDLE = frozenset({SequenceState.PARKED, SequenceState.LOADING})
+"""What computes nothing."""
 
 
 class RunnerEvents:
@@ -64,6 +67,7 @@ class RunnerEvents:
         if new:
             self._lifecycle.has_come(runner)
         runner.attached, runner.forget_at, runner.kernels = True, inf, event.kernels
+        runner.told = not event.more
         runner.last_report_at = self._state.now
         if not runner.hung:
             runner.unhealthy = ""
@@ -75,7 +79,8 @@ class RunnerEvents:
         self._drains.attached(runner)
         runner.pinned = None
         self._state.runner_changed(runner)
-        self._apply_requests(runner, event.live, whole=True)
+        runner.listing = Listing(whole=True)
+        self._apply_requests(runner, runner.listing, event.live, more=event.more)
         self._apply_resident_adapters(runner, event.resident)
         self._state.adapters.connection_changed(runner)
         if event.refused_is_all:
@@ -92,7 +97,7 @@ class RunnerEvents:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is None:
             return
-        runner.attached = False
+        runner.attached, runner.listing = False, None
         runner.forget_at = self._state.now + self._state.config.forget_runner
         runner.forget_loads()
         self._state.adapters.connection_changed(runner)
@@ -111,42 +116,59 @@ class RunnerEvents:
         runner.batch_cap = event.batch_cap
         runner.step_seconds, runner.prompt_token_seconds = event.step_seconds, event.prompt_token_seconds
         runner.profile = StepProfile(event.fixed_seconds, event.sequence_seconds, event.prompt_token_seconds)
-        runner.note_work(sum(map(_context, event.live)), event.pending_prompt_tokens)
         self._publisher.apply_pool(runner)
         self._state.queue(runner.group).token_costs.look(self._state.runners_of(runner.group), self._state.now)
-        # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
-        idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
-        if runner.unhealthy and (moves or idle):
-            runner.unhealthy, runner.hung = "", False
-            self._state.runner_changed(runner)
         runner.steps = event.steps
-        self._apply_requests(runner, event.live)
+        runner.listing = Listing(moves=moves, prompt_tokens=event.pending_prompt_tokens)
+        self._apply_requests(runner, runner.listing, event.live, more=event.more)
         self._apply_resident_adapters(runner, event.resident)
         self._state.emit(runner_report(runner))
+
+    def listed(self, event: events.RunnerListed) -> None:
+        runner = self._state.current(event.instance, event.incarnation)
+        if runner is not None and runner.listing is not None:  # else it had listed all
+            self._apply_requests(runner, runner.listing, event.live, more=event.more)
 
     def residency_changed(self, event: events.ResidencyChanged) -> None:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None:
             self._state.adapters.residency_changed(runner, event.gone, event.resident)
 
-    def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...], *, whole: bool = False) -> None:
+    def _apply_requests(self, runner: Runner, listing: Listing, live: tuple[RunnerRequest, ...], *, more: bool) -> None:
+        """The next part of what it lists. `more`: others follow."""
+        listing.context_tokens += sum(map(_context, live))
+        listing.idle = listing.idle and all(entry.state in IDLE for entry in live)
+        if not more:
+            self._all_listed(runner, listing)
         self._state.effects += sync_ledger(
             runner,
+            listing,
             live,
+            more=more,
             requests=self._state.requests,
             gateways=self._state.gateways,
             ended=self._lifecycle.ended,
             unlisted=self._lifecycle.unlisted,
             config=self._state.config,
             now=self._state.now,
-            whole=whole,
         )
         for entry in live:
             request = self._state.requests.get(entry.request)
             if request is not None and request.runs_on(runner.identity, entry.epoch):
                 self._state.note_delivered(request, entry.output_tokens)
         on_capacity_freed(self._state, runner)
+
+    def _all_listed(self, runner: Runner, listing: Listing) -> None:
+        runner.listing = None
+        changed, runner.told = not runner.told, True
+        if listing.prompt_tokens is not None:
+            runner.note_work(listing.context_tokens, listing.prompt_tokens)
+            # A report is not enough to be healthy again: an engine with work must also take a step.
+            if runner.unhealthy and (listing.moves or listing.idle):
+                runner.unhealthy, runner.hung, changed = "", False, True
+        if changed:
+            self._state.runner_changed(runner)
 
     def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier] | None) -> None:
         if resident is not None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from operator import itemgetter
 
@@ -45,6 +45,29 @@ class ParkedRequest:
     digest: Digest
     order: tuple[int, float]
     """Class, then age: the smallest resumes first."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a runner has listed of what it has, until it has listed all: in its hello, or in a report."""
+
+    whole: bool = False
+    """Promises are charged whole, whatever they share: a hello says nothing of that."""
+    heard: int = 0
+    """How many requests it has listed."""
+    keys: set[PlacementKey] = field(default_factory=set)
+    """Without those that ended recently."""
+    parked: set[RequestId] = field(default_factory=set)
+    orphaned: dict[PlacementKey, float] = field(default_factory=dict)
+    """As `Runner.orphaned`"""
+    charged_to_ended: int = 0
+    context_tokens: int = 0
+    idle: bool = True
+    """None of them computes."""
+    moves: bool = False
+    """Its engine has taken a step since the report before, or need not."""
+    prompt_tokens: int | None = None
+    """To compute, as its report says. None: it is no report."""
 
 
 @dataclass(slots=True)
@@ -130,6 +153,10 @@ class Runner:
         self.pinned: frozenset[Digest] | None = None
         """What it was told to keep resident, also without requests. None: it has not been told since it attached."""
         self.attached = True
+        self.listing: Listing | None = None
+        """None: it has listed all."""
+        self.told = True
+        """Not from a hello without all of its requests until it has listed the others: what it has is not known."""
         self.forget_at = inf
         """When it is forgotten, while it is away."""
         self.last_report_at = 0.0
@@ -187,7 +214,7 @@ class Runner:
     def takes_work(self) -> bool:
         if self.shutdown_drain is not None or self.requested_drain is not None:
             return False
-        return self.attached and not self.unhealthy
+        return self.attached and self.told and not self.unhealthy
 
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""

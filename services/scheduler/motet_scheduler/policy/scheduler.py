@@ -106,6 +106,7 @@ class Scheduler:
             events.RunnerAttached: self._runner_events.attached,
             events.RunnerDetached: self._runner_events.detached,
             events.RunnerReported: self._runner_events.reported,
+            events.RunnerListed: self._runner_events.listed,
             events.RunnerDeclined: self._runner_events.declined,
             events.SequencesEnded: self._runner_events.sequences_ended,
             events.ResidencyChanged: self._runner_events.residency_changed,

@@ -380,12 +380,15 @@ class Welcome(_message.Message):
     SCHEDULER_FIELD_NUMBER: _builtins.int
     TAKES_PARTS_FIELD_NUMBER: _builtins.int
     TAKES_RESIDENCY_FIELD_NUMBER: _builtins.int
+    TAKES_LISTED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     scheduler: _builtins.str
     takes_parts: _builtins.bool
     """it knows LiveRequests"""
     takes_residency: _builtins.bool
     """it knows ResidencyChanged; others are sent all resident adapters with each report"""
+    takes_listed: _builtins.bool
+    """it knows ListedRequests"""
     def __init__(
         self,
         *,
@@ -393,10 +396,11 @@ class Welcome(_message.Message):
         scheduler: _builtins.str = ...,
         takes_parts: _builtins.bool = ...,
         takes_residency: _builtins.bool = ...,
+        takes_listed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "takes_parts", b"takes_parts", "takes_residency", b"takes_residency", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "takes_listed", b"takes_listed", "takes_parts", b"takes_parts", "takes_residency", b"takes_residency", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

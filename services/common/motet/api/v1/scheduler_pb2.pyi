@@ -1188,6 +1188,7 @@ class AttachUp(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
+    LISTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RunnerHello: ...
     @_builtins.property
@@ -1202,6 +1203,8 @@ class AttachUp(_message.Message):
     def ended(self) -> Global___SequencesEnded: ...
     @_builtins.property
     def residency(self) -> Global___ResidencyChanged: ...
+    @_builtins.property
+    def listed(self) -> Global___ListedRequests: ...
     def __init__(
         self,
         *,
@@ -1212,16 +1215,43 @@ class AttachUp(_message.Message):
         draining: Global___RunnerDraining | None = ...,
         ended: Global___SequencesEnded | None = ...,
         residency: Global___ResidencyChanged | None = ...,
+        listed: Global___ListedRequests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "listed", b"listed", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "listed", b"listed", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining", "ended", "residency"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining", "ended", "residency", "listed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachUp: _TypeAlias = AttachUp  # noqa: Y015
+
+@_typing.final
+class ListedRequests(_message.Message):
+    """A part of what a runner has, after a hello or a report that has the first part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """another part follows"""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListedRequests: _TypeAlias = ListedRequests  # noqa: Y015
 
 @_typing.final
 class ResidencyChanged(_message.Message):
@@ -1386,11 +1416,14 @@ class RunnerHello(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     REFUSED_IS_ALL_FIELD_NUMBER: _builtins.int
+    LIVE_FOLLOWS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """where gateways reach it"""
     highest_term: _builtins.int
     refused_is_all: _builtins.bool
     """what it has refused before, it has proved; earlier versions do not say it"""
+    live_follows: _builtins.bool
+    """those that are not in `live` come next, in ListedRequests"""
     @_builtins.property
     def identity(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
@@ -1420,10 +1453,11 @@ class RunnerHello(_message.Message):
         kernels: _common_pb2.KernelState | None = ...,
         refused: _abc.Iterable[Global___RefusedAdapter] | None = ...,
         refused_is_all: _builtins.bool = ...,
+        live_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "capacity", b"capacity", "identity", b"identity", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "refused", b"refused", "refused_is_all", b"refused_is_all", "resident", b"resident"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base", b"base", "capacity", b"capacity", "highest_term", b"highest_term", "identity", b"identity", "kernels", b"kernels", "live", b"live", "live_follows", b"live_follows", "refused", b"refused", "refused_is_all", b"refused_is_all", "resident", b"resident"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1515,6 +1549,7 @@ class Report(_message.Message):
     RESIDENT_COUNT_FIELD_NUMBER: _builtins.int
     FIXED_SECONDS_FIELD_NUMBER: _builtins.int
     SEQUENCE_SECONDS_FIELD_NUMBER: _builtins.int
+    LIVE_FOLLOWS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1539,6 +1574,8 @@ class Report(_message.Message):
     """of an iteration without prompts, measured: this, and"""
     sequence_seconds: _builtins.float
     """this for each sequence. Both 0: the runner does not say"""
+    live_follows: _builtins.bool
+    """as in RunnerHello"""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
@@ -1577,10 +1614,11 @@ class Report(_message.Message):
         resident_count: _builtins.int | None = ...,
         fixed_seconds: _builtins.float = ...,
         sequence_seconds: _builtins.float = ...,
+        live_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "kernels", b"kernels", "resident_count", b"resident_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "fixed_seconds", b"fixed_seconds", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "residency_told", b"residency_told", "resident", b"resident", "resident_count", b"resident_count", "running", b"running", "sequence", b"sequence", "sequence_seconds", b"sequence_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count", "batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "fixed_seconds", b"fixed_seconds", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "live_follows", b"live_follows", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "residency_told", b"residency_told", "resident", b"resident", "resident_count", b"resident_count", "running", b"running", "sequence", b"sequence", "sequence_seconds", b"sequence_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resident_count: _TypeAlias = _typing.Literal["resident_count"]  # noqa: Y015
     _WhichOneofArgType__resident_count: _TypeAlias = _typing.Literal["_resident_count", b"_resident_count"]  # noqa: Y015
