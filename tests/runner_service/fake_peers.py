@@ -47,14 +47,15 @@ class Peer:
 
 class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
     term = 1
-    takes_residency = False
+    takes_residency = takes_listed = False
     welcomes_at_once = True
 
     async def Attach(self, requests, context):
         await self._converse(requests, context, self.welcome() if self.welcomes_at_once else None)
 
     def welcome(self) -> scheduler_pb2.AttachDown:
-        welcome = common_pb2.Welcome(term=self.term, takes_residency=self.takes_residency)
+        takes = {"takes_residency": self.takes_residency, "takes_listed": self.takes_listed}
+        welcome = common_pb2.Welcome(term=self.term, **takes)
         return scheduler_pb2.AttachDown(welcome=welcome)
 
     def ensure(self, name: str, source: str, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, **more: Any) -> None:

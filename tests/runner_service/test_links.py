@@ -399,6 +399,53 @@ async def test_a_scheduler_that_takes_changes_is_told_only_what_has_changed(fold
             assert last.ByteSize() < 200
 
 
+def names(told):
+    return [one.request for one in told]
+
+
+def last_list(scheduler):
+    """What the last report has listed, as often as it told of it, and how many requests each message has."""
+    told: list[list[str]] = []
+    more = False
+    for up in scheduler.received:
+        match up.WhichOneof("message"):
+            case "hello" | "report" as kind:
+                told = [names(getattr(up, kind).live)]
+                more = getattr(up, kind).live_follows
+            case "listed":
+                assert more, "nobody has said that it follows"
+                told.append(names(up.listed.requests))
+                more = up.listed.more
+    return [] if more else told
+
+
+async def test_a_scheduler_that_takes_parts_is_told_in_parts_what_runs(folder, monkeypatch):
+    monkeypatch.setattr(scheduler_link, "MAX_LISTED_AT_ONCE", 2)
+    address, _ = places(folder)
+    async with (
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        running = [f"x{n}" for n in range(5)]
+        for name in running:
+            await gateway.submit(name, max_tokens=2000)
+        in_parts = [running[:2], running[2:4], running[4:]]
+        async with scheduler_at(address) as scheduler:
+            scheduler.takes_listed = True
+            await until(lambda: last_list(scheduler) == in_parts)
+            assert names(scheduler.of("hello")[0].live) == running, "it is not known yet whether it takes parts"
+        async with scheduler_at(address) as scheduler:
+            scheduler.takes_listed = True
+            await until(lambda: scheduler.of("report"))
+            hello = scheduler.of("hello")[0]
+            assert (names(hello.live), hello.live_follows) == (running[:2], True)
+        async with scheduler_at(address) as scheduler:  # of an earlier version
+            await until(lambda: len(scheduler.of("hello")) > 1 and scheduler.of("report"))
+            hello = scheduler.of("hello")[-1]
+            assert (names(hello.live), hello.live_follows) == (running, False)
+            assert last_list(scheduler) == [running]
+
+
 async def test_the_scheduler_learns_what_the_host_keeps_and_metrics_count_what_comes_from_there(folder):
     address, _ = places(folder)
     sources = [write_adapter(folder / f"a{n}", seed=n).as_uri() for n in range(3)]

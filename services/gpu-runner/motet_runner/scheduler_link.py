@@ -5,7 +5,7 @@ here or in the engine. Nothing here blocks.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -15,7 +15,8 @@ from motet.clock import Clock
 from motet.domain import BASE, Digest
 from motet.errors import Internal, MotetError
 from motet.prefix_hints import MAX_CACHED_HINTS
-from motet.rpc import Link
+from motet.rpc import EndStream, Link
+from motet.runner_info import MAX_LISTED_AT_ONCE
 from motet.transport import Network
 from motet.transport.methods import ATTACH
 from motet_runner.accepted_requests import AcceptedRequests
@@ -56,6 +57,8 @@ class SchedulerLink:
         self._takes_residency: bool | None = None
         """Whether this scheduler takes changes of what the runner holds. None: its welcome has not come yet, which says
         so."""
+        self._takes_listed = self._lists_in_parts = False
+        """Whether the last scheduler could hear in parts what runs, and whether this one is told so."""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -88,6 +91,7 @@ class SchedulerLink:
     def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest]) -> None:
         """`live`: all accepted requests."""
         self._sequence += 1
+        first, *others = self._in_parts(live)
         residency = self._adapters.residency
         self._tell_residency()
         up = scheduler_pb2.AttachUp(
@@ -107,7 +111,8 @@ class SchedulerLink:
                 resident=residency.tell_all() if self._takes_residency is False else (),
                 residency_told=self._takes_residency is not False,
                 resident_count=residency.count,
-                live=live,
+                live=first,
+                live_follows=bool(others),
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
                 kernels=report.kernels.to_proto() if report.kernels is not None else None,
@@ -117,6 +122,14 @@ class SchedulerLink:
             )
         )
         self.link.send(up)
+        for part in _listed(others):
+            self.link.send(part)
+
+    def _in_parts(self, live: Iterable[common_pb2.RunnerRequest]) -> list[list[common_pb2.RunnerRequest]]:
+        """The first part may be empty."""
+        known = list(live)
+        size = MAX_LISTED_AT_ONCE if self._takes_listed else max(1, len(known))
+        return [known[begin : begin + size] for begin in range(0, max(1, len(known)), size)]
 
     def _tell_residency(self) -> None:
         if self._takes_residency:
@@ -157,6 +170,8 @@ class SchedulerLink:
         self._takes_residency = None
         report = self._last_report()
         kernels = self._facts.info.kernels if report is None else report.kernels
+        first, *others = self._in_parts(self._accepted.runner_requests(report))
+        self._lists_in_parts = bool(others)
         yield scheduler_pb2.AttachUp(
             hello=scheduler_pb2.RunnerHello(
                 identity=self._facts.identity,
@@ -164,7 +179,8 @@ class SchedulerLink:
                 capacity=self._facts.capacity,
                 base=self._facts.base,
                 resident=self._adapters.residency.tell_first(),
-                live=self._accepted.runner_requests(report),
+                live=first,
+                live_follows=self._lists_in_parts,
                 highest_term=self._accepted.highest_term,
                 kernels=kernels.to_proto() if kernels is not None else None,
                 refused=[
@@ -174,6 +190,7 @@ class SchedulerLink:
                 refused_is_all=self._adapters.policy.knows_all_refused,
             )
         )
+        yield from _listed(others)
         if self._drain_ends is not None:
             yield self._draining()
 
@@ -190,7 +207,9 @@ class SchedulerLink:
                 # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
                 self._requests.asked_to_drain = False
                 self.welcomed = self.attached = True
-                self._takes_residency = order.takes_residency
+                self._takes_residency, self._takes_listed = order.takes_residency, order.takes_listed
+                if self._lists_in_parts and not self._takes_listed:
+                    raise EndStream(Internal("this scheduler is of an earlier version and has not heard all requests"))
                 self._tell_residency()
             case "expect":
                 self._accepted.expect(order.request, order.epoch, order.gateway)
@@ -261,6 +280,11 @@ class SchedulerLink:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _listed(parts: Sequence[list[common_pb2.RunnerRequest]]) -> Iterator[scheduler_pb2.AttachUp]:
+    for number, part in enumerate(parts, 1):
+        yield scheduler_pb2.AttachUp(listed=scheduler_pb2.ListedRequests(requests=part, more=number < len(parts)))
 
 
 def state_of(ref: common_pb2.AdapterRef, adapter: AdapterLife) -> scheduler_pb2.AdapterState:
