@@ -3,8 +3,8 @@
 All by CPU time. `growth_runners` and `growth_queued` are ratios of medians, in pairs. `lives_per_s`: of each life the
 bytes of the gateway's messages are read, and all that is decided is written, for gateways and runners; 10,000 others
 always wait. `longest_event_ms` is the longest of all events while 100,000 wait: decisions, ticks, a gateway that goes,
-comes back and enqueues all of them again, a runner that goes and comes back, also as a new process, and the
-cancellation of everything.
+comes back and enqueues all of them again, a runner that goes and comes back, also as a new process, the largest runner
+that a pool may have, of which the bytes of the messages are read, and the cancellation of everything.
 Collections of garbage count as events.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness import Result, alternate, percentile
-from benchmarks.scheduler_catalog import identity
+from benchmarks.scheduler_catalog import digest_of, identity
 from benchmarks.scheduler_load import CAPACITY, GATEWAY, QUEUED, ProductionScheduler
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import InstanceName
-from motet.runner_info import RequestClass
+from motet.runner_info import MAX_LISTED_AT_ONCE, RequestClass, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.garbage import full_collections_put_off
 from motet_scheduler.policy import effects, events
@@ -29,6 +29,8 @@ from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.values import SchedulerConfig
 
 RUNNERS, MANY_RUNNERS, MANY_QUEUED = 16, 1_000, 100_000
+LARGEST = 4096
+"""`maxConcurrentSequences` of a pool, at most."""
 MOST_OF_RUNNERS, MOST_OF_QUEUED, LEAST_LIVES, MOST_MS = 1.5, 1.3, 5_000, 10.0
 TERM = 1
 WRITTEN_CLASSES = {
@@ -124,6 +126,15 @@ class Events:
     def _note(self, kind: str, seconds: float) -> None:
         self.longest[kind] = max(self.longest[kind], 1000 * seconds)
 
+    def hear(self, runner: RunnerIdentity, message: bytes) -> None:
+        """Of a runner."""
+        began = time.thread_time()
+        up = scheduler_pb2.AttachUp.FromString(message)
+        hello = up.HasField("hello")
+        event = conversion.runner_attached(up.hello) if hello else conversion.attach_event(runner, up)
+        assert event is not None
+        self._note(f"{type(event).__name__} of the largest", time.thread_time() - began + self._side.tell(event))
+
     @contextmanager
     def collections(self) -> Iterator[None]:
         """Count those of garbage, too."""
@@ -178,6 +189,36 @@ def as_it_runs(request: Request, placement: Placement, now: float) -> events.Liv
     )
 
 
+def largest_runner(runner: RunnerIdentity) -> Iterator[bytes]:
+    """Its hello and two reports, each in as many parts as it sends."""
+    live = [
+        common_pb2.RunnerRequest(
+            request=f"large-{number}",
+            epoch=1,
+            promise=common_pb2.Promise(pages=4),
+            pages_used=2,
+            state=common_pb2.SEQUENCE_STATE_DECODE,
+            prompt_tokens=20,
+            output_tokens=10,
+            max_tokens=64,
+            adapter_digest=digest_of(number % 32),
+            gateway=GATEWAY,
+        )
+        for number in range(LARGEST)
+    ]
+    first, *others = (live[begin : begin + MAX_LISTED_AT_ONCE] for begin in range(0, LARGEST, MAX_LISTED_AT_ONCE))
+    capacity = common_pb2.Capacity(pages=8 * LARGEST, max_sequences=LARGEST, adapter_slots=32)
+    begins: list[dict[str, Any]] = [
+        {"hello": {"identity": runner.to_proto(), "capacity": capacity, "live": first, "live_follows": True}},
+        *[{"report": {"live": first, "live_follows": True, "residency_told": True, "steps": n}} for n in (1, 2)],
+    ]
+    for one in begins:
+        yield scheduler_pb2.AttachUp(**one).SerializeToString()
+        for number, part in enumerate(others, 1):
+            listed = scheduler_pb2.ListedRequests(requests=part, more=number < len(others))
+            yield scheduler_pb2.AttachUp(listed=listed).SerializeToString()
+
+
 def longest_event_ms(queued: int, decisions: int) -> Result:
     side = ProductionScheduler(RUNNERS, queued)
     told, scheduler = Events(side), side.scheduler
@@ -192,6 +233,9 @@ def longest_event_ms(queued: int, decisions: int) -> Result:
         told.tell(events.RunnerDetached(gone, runner.incarnation))
         for process in (runner, replace(runner, incarnation="its next process")):
             told.tell(events.RunnerAttached(identity=process, address="unix:r0", capacity=CAPACITY))
+        large = replace(identity(RUNNERS), pool="default/large", group="default/large")
+        for message in list(largest_runner(large)):
+            told.hear(large, message)
         now, requests = scheduler.state.now, list(scheduler.requests.values())
         waiting = [as_asked(one, now) for one in requests if one.placement is None]
         live = [as_it_runs(one, one.placement, now) for one in requests if one.placement is not None]
