@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
-from sys import intern
 from typing import TYPE_CHECKING, NamedTuple
 
 from motet import promises
@@ -185,10 +184,6 @@ class Request:
     """Its age as the queue counts it: when it was asked for, and for class Batch earlier, the larger it is."""
 
     def __post_init__(self) -> None:
-        # A hundred thousand may wait. Equal texts are one object, which is compared at once and is no further memory.
-        self.gateway, self.adapter, self.base = intern(self.gateway), intern(self.adapter), intern(self.base)
-        self.tenant, self.digest = Tenant(intern(self.tenant)), Digest(intern(self.digest))
-        self.group = GroupName(intern(self.group))
         if self.request_class is RequestClass.BATCH:
             tokens = self.prompt_tokens + min(self.max_tokens, self.estimate.q80 or self.max_tokens)
             self.size = int(SIZES_PER_DOUBLING * log2(max(1, tokens)))
