@@ -1,6 +1,6 @@
 """The token bucket under random use: debts are bounded, only time refills it, and no more is let in than granted."""
 
-from copy import copy
+from copy import deepcopy
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
-from motet_scheduler.policy.quotas.buckets import Bucket
+from motet_scheduler.policy.quotas.buckets import CLAIM_SECONDS, MAX_CLAIMS, Bucket
 
 GRANTS = st.integers(1, 100_000)
 SECONDS = st.floats(0, 200, allow_nan=False)
@@ -28,19 +28,19 @@ class RandomUse(RuleBasedStateMachine):
         self.now += seconds
         assert self.bucket.owed_seconds(self.now) == pytest.approx(max(0.0, before - seconds), abs=1e-5)
 
-    @rule(share=st.floats(0.001, 3))
-    def somebody_comes(self, share):
+    @rule(share=st.floats(0.001, 3), content=st.integers(1, 5))
+    def somebody_comes(self, share, content):
         amount = share * self.bucket.grant
         owed = self.bucket.owed_seconds(self.now)
-        if self.bucket.wait(amount, self.now):
-            hint = self.bucket.claim(amount, self.now)
-            assert min(owed, MAX_DEBT_SECONDS) <= hint <= MAX_DEBT_SECONDS
+        if hint := self.bucket.wait(amount, self.now, content):
+            assert owed <= hint
             if hint < MAX_DEBT_SECONDS:  # and if nobody else comes, it comes in when it was told to
-                assert copy(self.bucket).wait(amount, self.now + hint) == 0
+                self.bucket.claim(amount, self.now, content, hint)
+                assert deepcopy(self.bucket).wait(amount, self.now + hint, content) == 0
         else:
             assert not owed
             before = self.bucket.level
-            taken = self.bucket.take(amount, self.now)
+            taken = self.bucket.take(amount, self.now, content)
             assert taken == pytest.approx(min(amount, before + self.bucket.grant))
             self.open.append(taken)
 
@@ -64,7 +64,9 @@ class RandomUse(RuleBasedStateMachine):
         bucket = self.bucket
         assert bucket.level <= bucket.depth + 1e-6
         assert bucket.level >= -bucket.max_debt - 1e-6 * bucket.grant
-        assert bucket.claims_from <= bucket.claims_until <= self.now + MAX_DEBT_SECONDS + 1e-6
+        assert len(bucket.claims) <= MAX_CLAIMS
+        assert bucket.claims == sorted(bucket.claims)
+        assert not bucket.claims or bucket.claims[-1].at <= self.now + MAX_DEBT_SECONDS + 1e-6
 
 
 TestRandomUse = RandomUse.TestCase
@@ -104,8 +106,8 @@ def test_in_any_time_no_more_is_taken_than_granted_then_and_the_bounds_allow(gra
     taken = 0.0
     for seconds, share in steps:
         now += seconds
-        if bucket.wait(share * grant, now):
-            bucket.claim(share * grant, now)
+        if wait := bucket.wait(share * grant, now):
+            bucket.claim(share * grant, now, 0, min(wait, MAX_DEBT_SECONDS))
         else:
             taken += bucket.take(share * grant, now)
         elapsed = now - start
@@ -144,3 +146,60 @@ def test_a_later_word_about_what_was_there_replaces_an_earlier_one():
     bucket.restore(-400, 600, 2.0)
     bucket.restore(50, 600, 1.0)
     assert bucket.level == pytest.approx(60)
+
+
+SECOND, MINE, OTHERS = 10.0, 1, 2
+"""What a minute's grant of 600 gives in a second, and what two clients want."""
+
+
+def told(bucket, amount, now, content):
+    """After how many seconds one that is refused is told to come again."""
+    seconds = bucket.wait(amount, now, content)
+    assert seconds > 0
+    bucket.claim(amount, now, content, seconds)
+    return seconds
+
+
+def test_nobody_takes_the_time_of_one_that_was_told_to_come_then():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    assert told(bucket, SECOND, 1000.0, MINE) == pytest.approx(1.0)
+    way = 1001.1  # it has a way back
+    assert bucket.wait(SECOND, way, OTHERS) > 0
+    assert bucket.wait(SECOND, way, MINE) == 0
+
+
+def test_others_come_in_beside_those_who_were_told_if_there_is_enough_for_all():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    bucket.give(3 * SECOND, 1000.5)
+    assert bucket.wait(SECOND, 1000.5, OTHERS) == 0
+    assert bucket.wait(4 * SECOND, 1000.5, OTHERS) > 0, "who was told would be late"
+
+
+def test_who_finds_more_owed_than_was_known_keeps_its_turn():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    bucket.give(-SECOND / 2, 1000.9)
+    assert told(bucket, SECOND, 1001.0, MINE) == pytest.approx(0.5)
+    assert bucket.wait(SECOND, 1001.5, OTHERS) > 0
+    assert bucket.wait(SECOND, 1001.5, MINE) == 0
+
+
+def test_who_does_not_come_keeps_others_out_no_longer_than_it_may_be_late():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    assert bucket.wait(SECOND, 1001.0 + 0.9 * CLAIM_SECONDS, OTHERS) == 0, "enough for both"
+    assert bucket.wait(9 * SECOND, 1001.0 + 0.9 * CLAIM_SECONDS, OTHERS) > 0
+    assert bucket.wait(9 * SECOND, 1001.1 + CLAIM_SECONDS, OTHERS) == 0
+
+
+def test_claims_are_bounded():
+    bucket = Bucket(6_000_000, 1000.0)
+    bucket.take(bucket.depth + 1, 1000.0)
+    for content in range(2 * MAX_CLAIMS):
+        told(bucket, 1, 1000.0, content)
+    assert len(bucket.claims) == MAX_CLAIMS

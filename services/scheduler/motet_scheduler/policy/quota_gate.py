@@ -66,10 +66,8 @@ class QuotaGate:
         blocked = self._owing(request, draw)
         if blocked is not None and request.request_class is not RequestClass.BATCH:
             over = draw.over(blocked, now, patient=False)
-            seconds = max(account.claim(draw.requests, draw.tokens, now) for account in draw.accounts)
-            return RateLimited(
-                f"{_begin(blocked)} is over its {over}. Send the request again later.", retry_after=seconds
-            )
+            text = f"{_begin(blocked)} is over its {over}. Send the request again later."
+            return RateLimited(text, retry_after=draw.claim(blocked, now))
         blocked = blocked or draw.crowded()
         if blocked is not None and len(blocked.waiting) >= MAX_WAITING and self._first_choice(request) is None:
             return RateLimited(f"{_begin(blocked)} has {MAX_WAITING} requests that wait for its quota. Send it later.")

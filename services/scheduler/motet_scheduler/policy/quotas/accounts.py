@@ -109,24 +109,25 @@ class Account:
         if self.tokens is not None:
             yield self.tokens, tokens, f"tokensPerMinute {self.tokens.grant}"
 
-    def wait_seconds(self, requests: float, tokens: float, now: float, *, patient: bool) -> float:
+    def wait_seconds(self, requests: float, tokens: float, now: float, content: int, *, patient: bool) -> float:
         """How long its rates keep out one that wants this."""
         longest = 0.0
         if self.requests is not None:
-            longest = self.requests.wait(requests, now, patient=patient)
+            longest = self.requests.wait(requests, now, content, patient=patient)
         if self.tokens is not None:
-            longest = max(longest, self.tokens.wait(tokens, now, patient=patient))
+            longest = max(longest, self.tokens.wait(tokens, now, content, patient=patient))
         return longest
 
-    def over(self, requests: float, tokens: float, now: float, *, patient: bool) -> str:
+    def over(self, requests: float, tokens: float, now: float, content: int, *, patient: bool) -> str:
         """Which rate keeps it out for longest."""
-        over = {what: one.wait(amount, now, patient=patient) for one, amount, what in self._wants(requests, tokens)}
+        wants = self._wants(requests, tokens)
+        over = {what: one.wait(amount, now, content, patient=patient) for one, amount, what in wants}
         return max(over, key=over.__getitem__, default="rates")  # these were just taken away, and others go first
 
-    def claim(self, requests: float, tokens: float, now: float) -> float:
-        """Returns when one that is refused should come again."""
-        wants = self._wants(requests, tokens)
-        return max((one.claim(amount, now) for one, amount, _ in wants if one.wait(amount, now)), default=0.0)
+    def claim(self, requests: float, tokens: float, now: float, content: int, seconds: float) -> None:
+        """One that is refused should come again after this time."""
+        for one, amount, _ in self._wants(requests, tokens):
+            one.claim(amount, now, content, seconds)
 
     def restore(self, told: AccountLevel, age: float, now: float) -> None:
         """What runs is here already, or comes with its gateway's greeting. What no runner had comes again."""

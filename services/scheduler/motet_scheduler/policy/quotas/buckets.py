@@ -4,32 +4,47 @@ It fills evenly, up to ten seconds of the grant. While nothing is owed, the next
 is there: else nobody could take more than ten seconds of the grant at once. What it takes beyond is a debt of at most a
 minute's grant, and as long as there is one, nobody takes anything.
 
-Who is refused is told when to come again. These times are claims: each is for as long as the grant needs for what the
-request wants, and the next begins where it ends. Whoever comes when the first is due has it. Others are let in as far
-as that makes nobody late who has one.
+Who is refused is told when to come again. These times are claims: the next is as much later as the grant needs for
+what this one wants. A claim is for the same content, as who comes again asks for the same. Others are let in as far as
+that makes nobody late who has one. If more is owed when it is due than was known, as an answer was longer than its
+estimate, it moves to when nothing is.
 """
 
+from bisect import bisect_left, insort
 from math import inf
+from typing import NamedTuple
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
 
-CLAIM_SECONDS = 1.0
-"""How much later than told one may come."""
+CLAIM_SECONDS = 2.0
+"""How much later than told one may come: some read whole seconds, and all need a way back."""
+
+MAX_CLAIMS = 1_000
+"""Who is told to come again after as many others has none."""
 
 _NOTHING = 1e-6
 """Seconds that are rounding."""
 
 
+class Claim(NamedTuple):
+    at: float
+    amount: float
+    content: int
+    """What it is for: nobody else who comes meanwhile takes it."""
+
+
 class Bucket:
-    __slots__ = ("_at", "_most", "_used", "claims_from", "claims_until", "grant", "level")
+    __slots__ = ("_at", "_most", "_used", "claims", "claims_until", "grant", "level")
 
     def __init__(self, grant: int, now: float) -> None:
         self.grant = grant
         """Per minute."""
         self.level = self.depth
         """What is there; below 0: what is owed."""
-        self.claims_from = self.claims_until = -inf
-        """The times that those have who were told to come again and have not come. None, if it ends where it begins."""
+        self.claims: list[Claim] = []
+        """Of those who were told to come again and have not come. In order."""
+        self.claims_until = -inf
+        """When the next one begins, as long as there are any."""
         self._at = now
         self._most = self.level
         """What would be there if nothing had been used before this scheduler began."""
@@ -58,15 +73,24 @@ class Bucket:
             filled = (now - self._at) * self.rate
             self.level, self._most = min(self.level + filled, self.depth), min(self._most + filled, self.depth)
             self._at = now
-            if self.level >= 0:  # else nobody could have come in
-                self.claims_from = min(self.claims_until, max(self.claims_from, now - CLAIM_SECONDS))
+            if self.claims and self.level >= 0:  # else nobody could have come in
+                del self.claims[: bisect_left(self.claims, (now - CLAIM_SECONDS,))]
 
-    @property
-    def claimed(self) -> bool:
-        return self.claims_from < self.claims_until
+    def _due_claim(self, content: int, now: float) -> Claim | None:
+        for claim in self.claims:
+            if claim.at > now + _NOTHING:
+                break
+            if claim.content == content:
+                return claim
+        return None
 
-    def _claim_is_due(self, now: float) -> bool:
-        return self.claimed and self.claims_from <= now + _NOTHING
+    def _makes_nobody_late(self, amount: float, now: float) -> bool:
+        left = self.level - amount
+        for claim in self.claims:
+            if left + max(0.0, claim.at - now) * self.rate < 0:
+                return False
+            left -= claim.amount
+        return True
 
     def owed_seconds(self, now: float) -> float:
         """How long nobody may take anything."""
@@ -74,20 +98,24 @@ class Bucket:
         owed = -self.level / self.rate
         return owed if owed > _NOTHING else 0.0
 
-    def wait(self, amount: float, now: float, *, patient: bool = False) -> float:
+    def wait(self, amount: float, now: float, content: int = 0, *, patient: bool = False) -> float:
         """After how many seconds one that comes now may take this amount. `patient`: after all that have a claim."""
         owed = self.owed_seconds(now)
-        if not self.claimed or (self._claim_is_due(now) and not patient):
+        if not self.claims:
             return owed
-        if not patient and not owed and self.level + (self.claims_from - now) * self.rate >= amount:
-            return 0.0
-        return max(owed, self.claims_until - now)
+        if not patient:
+            if self._due_claim(content, now) is not None:
+                return owed
+            if not owed and self._makes_nobody_late(amount, now):
+                return 0.0
+        # All may be late that have one: those on their way may come yet.
+        return max(owed, self.claims_until - now) or self.claims[-1].at + CLAIM_SECONDS - now
 
-    def take(self, amount: float, now: float) -> float:
+    def take(self, amount: float, now: float, content: int = 0) -> float:
         """Returns how much was taken: no debt grows beyond its bound."""
         self.fill(now)
-        if self._claim_is_due(now):
-            self.claims_from = min(self.claims_until, self.claims_from + amount / self.rate)
+        if (claim := self._due_claim(content, now)) is not None:
+            self.claims.remove(claim)
         taken = max(0.0, min(amount, self.level + self.max_debt))
         self.level -= taken
         self._most -= taken
@@ -101,21 +129,24 @@ class Bucket:
         self._most = self._within(self._most + amount)
         self._used -= amount if amount > 0 else self.level - before
 
-    def claim(self, amount: float, now: float) -> float:
-        """Returns after how many seconds one that is refused now should come again."""
-        seconds = min(self.wait(amount, now), MAX_DEBT_SECONDS)
-        if self._claim_is_due(now):
-            return seconds  # it came when it was told to, and more is owed than was known then
-        if not self.claimed:
-            self.claims_from = self.claims_until = now + seconds
-        self.claims_until = min(self.claims_until + amount / self.rate, now + MAX_DEBT_SECONDS)
-        return seconds
+    def claim(self, amount: float, now: float, content: int, seconds: float) -> None:
+        """One that is refused now should come again after this time. That is longer than it has to `wait` here, if it
+        has to for another account."""
+        if (claim := self._due_claim(content, now)) is not None:
+            self.claims.remove(claim)
+        else:
+            wait = self.wait(amount, now, content)
+            if not (wait or self.claims) or len(self.claims) >= MAX_CLAIMS:
+                return  # it will hardly have to wait here
+            after = max(now + wait, self.claims_until) if self.claims else now + wait
+            self.claims_until = after + amount / self.rate
+        insort(self.claims, Claim(now + seconds, amount, content))
 
     def change(self, grant: int, now: float) -> None:
         """What is there stays, and what is owed takes as long as before: another grant refills nothing."""
         self.fill(now)
         self.level, self._most = (one * grant / self.grant if one < 0 else one for one in (self.level, self._most))
-        self.claims_from = self.claims_until = -inf  # they were for another grant
+        self.claims = []  # they were for another grant
         self.grant = grant
         self.level, self._most = min(self.level, self.depth), min(self._most, self.depth)
 

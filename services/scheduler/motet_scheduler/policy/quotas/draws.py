@@ -6,6 +6,7 @@ request has ended. Then it needs one place of each `concurrency`.
 
 from dataclasses import dataclass
 
+from motet.quotas import MAX_DEBT_SECONDS
 from motet_scheduler.policy.quotas.accounts import Account, AccountLevel, WaitingKey
 from motet_scheduler.policy.quotas.buckets import Bucket
 
@@ -25,12 +26,12 @@ class Charge:
     token_bucket: Bucket | None = None
 
     @classmethod
-    def take(cls, account: Account, requests: float, tokens: float, now: float) -> "Charge":
+    def take(cls, account: Account, requests: float, tokens: float, now: float, content: int) -> "Charge":
         of_requests, of_tokens = account.requests, account.tokens
         return cls(
             account,
-            of_requests.take(requests, now) if of_requests is not None else 0.0,
-            of_tokens.take(tokens, now) if of_tokens is not None else 0.0,
+            of_requests.take(requests, now, content) if of_requests is not None else 0.0,
+            of_tokens.take(tokens, now, content) if of_tokens is not None else 0.0,
             of_requests,
             of_tokens,
         )
@@ -70,6 +71,8 @@ class Draw:
     """1; of a further choice of a call 0."""
     tokens: int
     """Of the prompt and the estimated answer."""
+    content: int = 0
+    """The same when it is sent again."""
     charges: tuple[Charge, ...] = ()
     """Of each account. None: its rates have not let it in."""
     has_places: bool = False
@@ -94,23 +97,31 @@ class Draw:
 
     def owing(self, now: float, *, patient: bool) -> Account | None:
         """The account whose rates keep it out for longest. `patient`: it can wait until no other has a claim."""
-        seconds = [one.wait_seconds(self.requests, self.tokens, now, patient=patient) for one in self.accounts]
+        seconds = [self.wait_seconds(one, now, patient=patient) for one in self.accounts]
         longest = max(seconds)
         return self.accounts[seconds.index(longest)] if longest else None
 
-    def over(self, account: Account, now: float, *, patient: bool) -> str:
-        return account.over(self.requests, self.tokens, now, patient=patient)
+    def claim(self, account: Account, now: float) -> float:
+        """Returns after how many seconds it should come again: when the account lets it in that keeps it out for
+        longest. The others let it in then, too. If that is later than anybody is told, it has no claim."""
+        seconds = self.wait_seconds(account, now, patient=False)
+        for one in self.accounts if seconds < MAX_DEBT_SECONDS else ():
+            one.claim(self.requests, self.tokens, now, self.content, seconds)
+        return min(seconds, MAX_DEBT_SECONDS)
 
-    def wait_seconds(self, account: Account, now: float) -> float:
-        """How long this account keeps out one that waits."""
-        return account.wait_seconds(self.requests, self.tokens, now, patient=True)
+    def over(self, account: Account, now: float, *, patient: bool) -> str:
+        return account.over(self.requests, self.tokens, now, self.content, patient=patient)
+
+    def wait_seconds(self, account: Account, now: float, *, patient: bool) -> float:
+        """How long this account keeps it out."""
+        return account.wait_seconds(self.requests, self.tokens, now, self.content, patient=patient)
 
     def crowded(self) -> Account | None:
         """An account without a place for it."""
         return next((one for one in self.accounts if not one.has_place(self)), None)
 
     def charge(self, now: float) -> None:
-        self.charges = tuple(Charge.take(one, self.requests, self.tokens, now) for one in self.accounts)
+        self.charges = tuple(Charge.take(one, self.requests, self.tokens, now, self.content) for one in self.accounts)
         for charge in self.charges:
             charge.account.charge_unplaced(charge.requests, charge.tokens)
 

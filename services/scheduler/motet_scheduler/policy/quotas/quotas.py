@@ -105,7 +105,10 @@ class Quotas:
         first = request.parent is None
         answer = min(request.estimate.q90 or request.max_tokens, request.max_tokens)
         tokens = (request.prompt_tokens if first else 0) + max(answer, request.delivered)
-        return Draw(tuple(accounts), requests=int(first), tokens=tokens)
+        content = hash(
+            (key and key.id, request.digest, request.prefix_hints, request.prompt_tokens, request.max_tokens)
+        )
+        return Draw(tuple(accounts), requests=int(first), tokens=tokens, content=content)
 
     def account(self, name: AccountId, limits: Limits, now: float) -> Account:
         account = self.accounts.get(name)
@@ -156,7 +159,7 @@ class Quotas:
     def look_again(self, account: Account, draw: Draw, now: float) -> None:
         """Try those that wait for this account when its rates let in the one with this draw. That may be earlier than
         was known before: what is given back is owed no more."""
-        seconds = draw.wait_seconds(account, now) if not draw.charged else 0.0
+        seconds = draw.wait_seconds(account, now, patient=True) if not draw.charged else 0.0
         if seconds and now + seconds < account.due_at - MUCH_EARLIER:
             account.due_at = now + seconds
             heappush(self._due, (account.due_at, next(self._numbers), account))
