@@ -2,7 +2,8 @@
 supervisor, with conversations' lengths (see `benchmarks.cluster`) and step times from a law.
 
 `share_error`: tenants with weights 1, 2 and 5 always have requests waiting. It is the largest difference between a
-tenant's part of all that was computed, in the cost of tokens, and its weight's part. `noisy_ttft`: tenant `quiet` asks
+tenant's part of all that was computed, in the cost of tokens, and its weight's part. A token costs what it takes by the
+law, which the product has to measure. What is computed while its costs still change does not count. `noisy_ttft`: tenant `quiet` asks
 for a quarter of what the runners can do, and `flood` for ten times all of it. It is the 95th percentile of the quiet
 tenant's first tokens over the one without the flood, and `noisy_ttft_without_headroom` the same if runners kept no
 place. `headroom_cost` is what both compute with headroom over what they compute without.
@@ -11,7 +12,7 @@ place. `headroom_cost` is what both compute with headroom over what they compute
 """
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import merge
@@ -40,9 +41,15 @@ PROFILE = Profile(
     ),
     law=StepLaw(fixed=0.022, decodes=((1, 0.00025),), context=2e-7, prefill=6e-5),
 )
+ANSWER_COST = (PROFILE.law.fixed / PLACES + PROFILE.law.decodes[0][1]) / PROFILE.law.prefill
+"""Of a token of an answer, if one of a prompt costs 1."""
+
 QUIET, FLOOD = "quiet", "flood"
 BEFORE_SECONDS = 60.0
 """Until the runners are full, and answers have ended from whose lengths others are estimated."""
+
+COSTS_CHANGE_SECONDS = 300.0
+"""From 2 to `ANSWER_COST`, by a tenth in ten seconds (`token_costs.py`), and what was placed until then has ended."""
 
 MAX_WAITING = 1_000_000
 """Nobody is refused."""
@@ -51,16 +58,17 @@ MAX_WAITING = 1_000_000
 @dataclass(slots=True)
 class OfTenants(Outcome):
     first: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    cost: Counter[str] = field(default_factory=Counter)
+    before: float = BEFORE_SECONDS
+    cost: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     answers: int = 0
 
     def ended(self, answer: Answer, delivery_seconds: float) -> None:
         Outcome.ended(self, answer, delivery_seconds)
-        if answer.asked.at > BEFORE_SECONDS:
+        if answer.asked.at > self.before:
             self.first[answer.asked.tenant].append(self.first_tokens[-1])
-        if answer.last_at > BEFORE_SECONDS:
+        if answer.last_at > self.before:
             self.answers += 1
-            self.cost[answer.asked.tenant] += answer.asked.prompt_tokens + 2 * answer.delivered
+            self.cost[answer.asked.tenant] += answer.asked.prompt_tokens + ANSWER_COST * answer.delivered
 
 
 def asked(tenant: str, rate: float, data: Path | None) -> Iterator[WorkloadRequest]:
@@ -78,12 +86,13 @@ def played(
     *asking: Iterator[WorkloadRequest],
     headroom: bool = True,
     weights: dict[str, int] | None = None,
+    before: float = BEFORE_SECONDS,
 ) -> OfTenants:
     config = SchedulerConfig(queue_limit=MAX_WAITING)
     if not headroom:
         config = replace(config, headroom_one_in=0)
     cluster = Cluster(Setup(profile=PROFILE, runners=runners, max_tokens=LONGEST, scheduler=config))
-    cluster.outcome = outcome = OfTenants(gaps=cluster.outcome.gaps)
+    cluster.outcome = outcome = OfTenants(gaps=cluster.outcome.gaps, before=before)
     cluster.scheduler.state.weights.state(
         replace(pool, weights=tuple((weights or {}).items())) for pool in cluster.saved.pools
     )
@@ -100,11 +109,11 @@ def capacity_of(runners: int, seconds: float, data: Path | None) -> float:
 
 def measure_shares(runners: int, seconds: float, capacity: float, data: Path | None = None) -> list[Result]:
     flood = [asked(tenant, 2 * capacity, data) for tenant in WEIGHTS]
-    cost = played(runners, seconds, *flood, weights=WEIGHTS).cost
-    total = sum(WEIGHTS.values())
-    errors = {one: 100 * abs(cost[one] / cost.total() * total / weight - 1) for one, weight in WEIGHTS.items()}
-    print(f"shares: { ({one: round(cost[one] / cost.total(), 4) for one in WEIGHTS}) }")
-    found = max(errors.values())
+    cost = played(runners, seconds, *flood, weights=WEIGHTS, before=COSTS_CHANGE_SECONDS).cost
+    parts = {one: cost[one] / sum(cost.values()) for one in WEIGHTS}
+    errors = [100 * abs(parts[one] * sum(WEIGHTS.values()) / weight - 1) for one, weight in WEIGHTS.items()]
+    print(f"shares: { ({one: round(part, 4) for one, part in parts.items()}) }")
+    found = max(errors)
     settings = {"minutes": seconds / 60, "runners": runners}
     return [
         Result(
@@ -119,7 +128,7 @@ def measure_noise(runners: int, seconds: float, capacity: float, data: Path | No
     found, done = {}, {}
     for headroom in (True, False):
         both = played(runners, seconds, asked(QUIET, quiet, data), asked(FLOOD, flood, data), headroom=headroom)
-        found[headroom], done[headroom] = percentile(both.first[QUIET], 0.95) / alone, both.cost.total()
+        found[headroom], done[headroom] = percentile(both.first[QUIET], 0.95) / alone, sum(both.cost.values())
     cost = done[True] / done[False]
     settings = {"seconds": seconds, "runners": runners}
     target, least = f"<= {TARGET_TTFT}", f">= {TARGET_COST}"

@@ -11,6 +11,6 @@ def test_the_quiet_tenant_hardly_waits_beside_the_flood_and_weights_share_what_i
     assert (noisy.name, without.name, cost.name) == ("noisy_ttft", "noisy_ttft_without_headroom", "headroom_cost")
     assert noisy.value < without.value
     assert cost.value > 0.9
-    (error,) = measure_shares(1, 150.0, CAPACITY)
+    (error,) = measure_shares(1, 600.0, CAPACITY)
     assert error.name == "share_error"
     assert error.value < 60, "with equal weights it is 167"
