@@ -407,6 +407,22 @@ def test_a_lost_request_gets_its_full_queue_timeout_again():
     assert driver.of(effects.SendRefused)
 
 
+def test_a_wait_begins_anew_when_the_runner_that_was_lost_sent_tokens_after_all():
+    """It was paused: its client has read on, and would hear of a wait that it did not see."""
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", deadline=5.0)
+    driver.detach()
+    driver.lose("a")
+    driver.wait(4)
+    driver.lose("a", delivered=2)
+    driver.wait(4)
+    assert not driver.of(effects.SendRefused)
+    driver.lose("a", delivered=2)  # nothing new
+    driver.wait(2)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == ["a"]
+
+
 def test_a_request_that_waited_before_it_was_queued_later_gets_its_full_queue_timeout():
     """Its first wait may take only what is left."""
     driver = ready()

@@ -261,11 +261,14 @@ class GatewayEvents:
             error = EngineRestarted("The scheduler no longer knows this request. Send it again.")
             self._refuse(event.gateway, event.request, event.epoch, error)
             return
+        before = request.delivered
         self._state.note_delivered(request, event.delivered)
         placement = request.placement
         if placement is None:
             # Its gateway reported the old placement lost before there is a new one.
             request.moved_reason, request.engine_hung = "", False
+            if request.delivered > before:
+                self._lifecycle.wait_anew(request)
             return
         # If its gateway runs it under an earlier epoch, the last placement never arrived there.
         if event.epoch < placement.epoch:

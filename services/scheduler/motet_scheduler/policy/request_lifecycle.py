@@ -88,6 +88,12 @@ class RequestLifecycle:
             request.deadline_at = request.first_deadline_at
             self.deadlines.add(request.deadline_at, request)
 
+    def wait_anew(self, request: Request) -> None:
+        """It waits, and its client has read on meanwhile: the runner that it has left was not gone."""
+        if request.waiting and not request.held and request.queue_timeout > 0:
+            request.deadline_at = self._state.now + request.queue_timeout
+            self.deadlines.add(request.deadline_at, request)
+
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
         state, forgotten = self._state, request.forgotten
