@@ -3,10 +3,10 @@ supervisor, with conversations' lengths (see `benchmarks.cluster`) and step time
 
 `share_error`: tenants with weights 1, 2 and 5 always have requests waiting. It is the largest difference between a
 tenant's part of all that was computed, in the cost of tokens, and its weight's part. A token costs what it takes by the
-law, which the product has to measure. What is computed while its costs still change does not count. `noisy_ttft`: tenant `quiet` asks
-for a quarter of what the runners can do, and `flood` for ten times all of it. It is the 95th percentile of the quiet
-tenant's first tokens over the one without the flood, and `noisy_ttft_without_headroom` the same if runners kept no
-place. `headroom_cost` is what both compute with headroom over what they compute without.
+law, which the product has to measure. What is computed while its costs still change does not count. `noisy_ttft`:
+tenant `quiet` asks for a quarter of what the runners can do, and `flood` for ten times all of it. It is the 95th
+percentile of the quiet tenant's first tokens over the one without the flood, and `noisy_ttft_without_headroom` the same
+if runners kept no place. `headroom_cost` is what both compute with headroom over what they compute without.
 
     python -m benchmarks.fair_shares [--minutes 30] [--seconds 600] [--runners 3] [--data FOLDER] [--json]
 """
