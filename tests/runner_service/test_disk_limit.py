@@ -33,7 +33,7 @@ from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterLoaded
-from motet_runner.sources.fetch_errors import RETRY_SOON_SECONDS, no_room, no_space
+from motet_runner.sources.fetch_errors import RETRY_SOON_SECONDS, no_room, no_space, temporary
 from testbed.adapter_uses import best_hits, hits_on_disk, uses_of
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import settle
@@ -451,6 +451,32 @@ def test_of_fetches_that_hold_room_and_wait_for_each_other_the_youngest_ends() -
     listing, failed = told.tell(told.policy.answered, second, refused.failure)
     assert failed.failure.reason == "NoSpace", "users read that"
     assert grants(told.tell(told.policy.answered, listing.number, contents())) == [first, third]
+
+
+def test_what_fetches_have_stored_and_not_told_yet_refuses_nobody() -> None:
+    """Each has a lease of its adapter, as another runner would have."""
+    in_use, told = Failure.of(temporary("Another runner uses it.")), Told(CacheLimits(99, 20))
+    first, second, third, fourth = (told.order(one).number for one in (1, 2, 3, 4))
+    for fetch in (first, second):
+        (listing,) = told.tell(told.policy.needs, fetch, 10)
+        assert grants(told.tell(told.policy.answered, listing.number, contents())) == [fetch]
+
+    def tried(listing: effects.ListCache) -> list[Any]:
+        done = told.tell(told.policy.answered, listing.number, contents(1, 2))
+        for number in (1, 2):
+            (evict,) = [one for one in done if isinstance(one, effects.Evict)]
+            assert evict.digest == digest(number)
+            done = told.tell(told.policy.answered, evict.number, in_use)
+        return done
+
+    (listing,) = told.tell(told.policy.needs, third, 10)
+    assert tried(listing) == []
+    (listing,) = told.tell(told.policy.needs, fourth, 10)
+    for fetch in (first, second):
+        told.tell(told.policy.answered, fetch, Failure.of(temporary("It was stored, and then something failed.")))
+    (listing,) = tried(listing)
+    refused = [one.fetch for one in tried(listing) if isinstance(one, effects.RefuseRoom)]
+    assert refused == [third, fourth], "nobody fetches, so another runner uses them"
 
 
 def test_small_fetches_pass_a_large_one_that_waits_for_a_slow_one_and_never_delay_it() -> None:

@@ -47,6 +47,9 @@ class Eviction:
         """The bytes of slabs and of interrupted fetches"""
         self._fixed = 0
         """The bytes that stay, whatever else is waited for: what requests use, or no digest names."""
+        self._kept = 0
+        """Those of them that somebody has a lease of: another process, or a fetch of this runner that has just ended
+        and was not heard of."""
         self._running = False
         self._granted: dict[int, int] = {}
         """Fetch → the bytes that it may write."""
@@ -158,8 +161,11 @@ class Eviction:
 
     def refused(self) -> list[int]:
         """The fetches for which there would be no room even if all that may leave had left. A fetch that has asked
-        since the listing began waits for the next one."""
-        return self._refuse([fetch for fetch, size in self._asked.items() if self._fixed + size > self._limit])
+        since the listing began waits for the next one, and so do all if a fetch has perhaps stored what stays: that
+        may leave later."""
+        stored = min(self._kept, self._arrived + sum(self._granted.values()))
+        stays = self._fixed - stored
+        return self._refuse([fetch for fetch, size in self._asked.items() if stays + size > self._limit])
 
     def listing_failed(self) -> list[int]:
         """Nothing is known about the cache. Returns the fetches that get no room for this reason."""
@@ -210,7 +216,7 @@ class Eviction:
         slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
         self._clearable = 0 if cleared else slabs + contents.partial
         of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
-        self._fixed = contents.unfinished + contents.partial * cleared + of_used
+        self._fixed, self._kept = contents.unfinished + contents.partial * cleared + of_used, 0
 
     def _last_to_leave(self, by_last_use: Iterable[Cached], pinned: Callable[[Digest], bool]) -> set[Digest]:
         """The pinned adapters that were used last. Beside them there is room for what comes, and for another one."""
@@ -241,9 +247,10 @@ class Eviction:
         self._bytes -= self._tried.bytes
 
     def kept(self) -> None:
-        """The digest that was tried last stays: another process uses it."""
+        """The digest that was tried last stays: somebody else has a lease of it."""
         assert self._tried is not None
         self._fixed += self._tried.bytes
+        self._kept += self._tried.bytes
 
     def next(self, in_use: Callable[[Digest], bool]) -> Digest | None:
         """The next digest to remove. None: eviction is over."""
