@@ -218,16 +218,20 @@ async def test_a_folder_that_is_missing_is_seen_as_that(volume: Volume) -> None:
 
 async def test_logs_name_the_folder_that_did_not_answer(volume: Volume) -> None:
     """A look at the manifests looks at models, too."""
-    model, answers = volume.root / "model", threading.Event()
+    model, named, answers = volume.root / "model", threading.Event(), threading.Event()
     with closing(FolderLooks("test", volume.root, lambda: None)) as looks:
 
         def look() -> None:
             looks.at = model
+            named.set()
             answers.wait()
             looks.at = volume.root / "another"
 
         with structlog.testing.capture_logs() as logs:
             looking = asyncio.create_task(looks(look))
+            for _ in range(3):  # the look is ordered
+                await asyncio.sleep(0)
+            assert named.wait(20)  # nobody sees meanwhile that it takes long: a thread may begin late
             await until(lambda: looks.problems)
             answers.set()
             await looking
