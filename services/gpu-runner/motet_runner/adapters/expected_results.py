@@ -41,8 +41,15 @@ LOOK_SECONDS = 0.2
 """How often a thread that waits looks whether it is still needed"""
 
 
-_Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""c, e, and the squares of what e is the sum of"""
+_Types = tuple[tuple[str, tuple[int, ...]], ...]
+"""Of A and B, with their shapes"""
+
+
+class _Scales(NamedTuple):
+    c: torch.Tensor
+    e: torch.Tensor
+    squares: torch.Tensor
+    """Of what e is the sum of"""
 
 
 class Expected(NamedTuple):
@@ -117,7 +124,7 @@ class ExpectedResults:
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
         rows = partial(fixed_rows, dtype=self._dtype)
-        alike: defaultdict[tuple[int, int, int, bool], list[LoraLinear]] = defaultdict(list)
+        alike: defaultdict[tuple[int, int, bool, _Types], list[LoraLinear]] = defaultdict(list)
         for group in self._layout.groups:
             for module, outputs in group.outputs.items():
                 linear = linears.get(module)
@@ -128,10 +135,11 @@ class ExpectedResults:
                         (module,), rows(group.inputs, 1), own, own.double(), none, none[:, :, :1], self._in_integers
                     )
                 else:
-                    rank = linear.a.shape[0] if linear.a is not None else 1
-                    alike[group.inputs, outputs, rank, linear.scales].append(linear)
+                    types = tuple((one.dtype, one.shape) for one in (linear.a, linear.b) if one is not None)
+                    alike[group.inputs, outputs, linear.scales, types].append(linear)
         with WeightReader(self._adapter) as matrices:
-            for (inputs, outputs, rank, _), of_shape in alike.items():
+            for (inputs, outputs, *_), of_shape in alike.items():
+                rank = of_shape[0].a.shape[0] if of_shape[0].a is not None else 1
                 most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // (8 * rank * (inputs + outputs))))
                 for first in range(0, len(of_shape), most):
                     some = of_shape[first : first + most]
@@ -140,63 +148,76 @@ class ExpectedResults:
     def _changed(
         self, linears: Sequence[LoraLinear], matrices: WeightReader, rows: torch.Tensor, own: torch.Tensor
     ) -> Expected:
-        """Of linears of one shape"""
+        """Of linears of one shape. All that has as many numbers as their matrices is passed as seldom as can be."""
         inputs, outputs = rows.shape[1], own.shape[1]
-        pairs = [self._matrices(one, matrices, inputs, outputs) for one in linears]
-        scales = [
-            self._scales(one, matrices, *pair) if one.scales else None for one, pair in zip(linears, pairs, strict=True)
-        ]
-        ones, zeros = torch.ones(outputs, dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
-        a, b = (torch.stack(every) for every in zip(*pairs, strict=True))
-        c, e, parts = (
-            torch.stack(every) for every in zip(*(one or (ones, zeros, zeros) for one in scales), strict=True)
-        )
+        a, b = self._matrices(linears, matrices, inputs, outputs)
         scale = torch.tensor([one.scale for one in linears], dtype=torch.float64)[:, None, None]
-        b = c.unsqueeze(2) * b
+        scales = None
+        if linears[0].scales:
+            each = (self._scales(one, matrices, *pair) for one, *pair in zip(linears, a, b, strict=True))
+            scales = _Scales(*map(torch.stack, zip(*each, strict=True)))
+            b = scales.c.unsqueeze(2) * b
         wide_rows = rows.double()
+        # The squares of the sizes of what is summed, as errors that are independent of each other add up: of all single
+        # products, and of the sums of one rank.
         product = wide_rows @ a.mT
-        singles, sums = self._sizes(wide_rows, a, b, scale, product)
-        size = singles + sums + e.square().unsqueeze(1)
-        # The linear's own result is as large as what is added to it, so that rounding hides neither.
-        typical = size.mean((1, 2), keepdim=True).sqrt()
-        owns = (own.double() * torch.where(typical > 0, typical, 1.0)).to(self._dtype)
-        owns[:, : ROWS // 2] = 0
-        each = zip(owns, a, b, linears, scales, strict=True)
-        result = torch.stack([_reference(y, rows, (*pair, one.scale), by) for y, *pair, one, by in each])
-        size += ((1 + (c - 1).abs()).unsqueeze(1) * owns.double()).square() + result.square()
+        singles, sums = self._of_single_products(wide_rows, a), product.square()
+        of_b = self._squares_of_b(b, product)
         # A number that is nearly 0 is off by a whole step, not by a share of itself: one of B, which is stored with the
         # scale, of the result, of A, or of the product with A.
-        of_outputs = (scale.square() * b.square()).sum(2).unsqueeze(1)
-        steps = product.square().sum(2, keepdim=True) + 1
-        steps = steps + (wide_rows.square().sum(1, keepdim=True) + 1) * of_outputs
-        floor = (torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps) ** 2 * steps
+        step = (torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps) ** 2
+        of_steps = step * (wide_rows.square().sum(1, keepdim=True) + 1)
         # A sum of n products is rounded n times in fp32, each time by a step's share of what is summed so far. These
         # errors are independent of each other, and the square of the sum of k products is about k/n of `singles`. So
         # the squares of the errors add up to step² · n/2 · `singles`: the error grows with the root of n.
-        wide = FP32_ROUNDING**2 * parts.unsqueeze(1) + FP32_STEP**2 * (inputs / 2) * singles
-        explained = self._rounding**2 * size + wide + floor
-        of_row = explained.mean(2, keepdim=True)
+        wide = FP32_STEP**2 * (inputs / 2) * singles
+        of_ranks = scale.square() * torch.cat((singles + sums, wide + of_steps), 1)
+        size, explained = (of_ranks @ of_b.mT).split(ROWS, 1)
+        # The linear's own result is as large as what is added to it, so that rounding hides neither.
+        typical = size.mean((1, 2), keepdim=True)
+        if scales is not None:
+            typical = typical + scales.e.square().mean(1)[:, None, None]
+        typical = typical.sqrt()
+        owns = (own.double() * torch.where(typical > 0, typical, 1.0)).to(self._dtype)
+        owns[:, : ROWS // 2] = 0
+        result = _reference(owns, rows, (a, b, scale), scales)
+        scaled_owns = owns.double()
+        share = self._rounding**2
+        explained.add_(size, alpha=share).add_(step * (sums.sum(2, keepdim=True) + 1))
+        if scales is not None:
+            scaled_owns = (1 + (scales.c - 1).abs()).unsqueeze(1) * scaled_owns
+            explained += (share * scales.e.square() + FP32_ROUNDING**2 * scales.squares).unsqueeze(1)
+        explained.addcmul_(scaled_owns, scaled_owns, value=share).addcmul_(result, result, value=share)
+        of_row = explained.mean(2, keepdim=True).sqrt_()
         names = tuple(one.module for one in linears)
-        return Expected(names, rows, owns, result, explained.sqrt(), of_row.sqrt(), self._in_integers)
+        return Expected(names, rows, owns, result, explained.sqrt_(), of_row, self._in_integers)
 
     def _matrices(
-        self, linear: LoraLinear, matrices: WeightReader, inputs: int, outputs: int
+        self, linears: Sequence[LoraLinear], matrices: WeightReader, inputs: int, outputs: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if linear.a is not None and linear.b is not None:
-            return matrices.read(linear.a).double(), matrices.read(linear.b).double()
-        return torch.zeros(1, inputs, dtype=torch.float64), torch.zeros(outputs, 1, dtype=torch.float64)
+        """[linears, rank, inputs] and [linears, outputs, rank] in fp64"""
+        every_a, every_b = [one.a for one in linears if one.a], [one.b for one in linears if one.b]
+        if every_a and every_b:
+            return matrices.read_alike(every_a).double(), matrices.read_alike(every_b).double()
+        count = len(linears)
+        return (
+            torch.zeros(count, 1, inputs, dtype=torch.float64),
+            torch.zeros(count, outputs, 1, dtype=torch.float64),
+        )
 
-    def _sizes(
-        self, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, product: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[linears, ROWS, outputs] the squares of the sizes of what is summed, of all single products and of the sums
-        of one rank, as errors that are independent of each other add up"""
-        squares = torch.maximum(b.square(), _squares_of_equal_rows(product, b, self._rounding))
+    def _of_single_products(self, rows: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """[linears, ROWS, ranks] the sum of their squares"""
         if self._in_integers:  # a row of integers is as coarse as its largest number asks for
-            a = a.abs().amax(2, keepdim=True).expand_as(a)
-            squares = torch.maximum(squares, b.square().amax(1, keepdim=True))
-        squares = (scale.square() * squares).mT
-        return rows.square() @ a.square().mT @ squares, product.square() @ squares
+            return rows.square().sum(1)[:, None] * a.abs().amax(2).square().unsqueeze(1)
+        return rows.square() @ a.square().mT
+
+    def _squares_of_b(self, b: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        """[linears, outputs, ranks]"""
+        squares = b.square()
+        equal = _squares_of_equal_rows(product, b, self._rounding)
+        if equal is not None:
+            squares = torch.maximum(squares, equal)
+        return torch.maximum(squares, squares.amax(1, keepdim=True)) if self._in_integers else squares
 
     def _scales(self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor) -> _Scales:
         """y ← c·y + e + the product, for y with the linear's own bias. e may be much smaller than what it is the sum
@@ -213,7 +234,7 @@ class ExpectedResults:
         if linear.bias is not None:
             added += [matrices.read(linear.bias).double(), -bias]
         every = torch.stack(added)
-        return c, every.sum(0), every.square().sum(0)
+        return _Scales(c, every.sum(0), every.square().sum(0))
 
 
 def _lengths(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -228,7 +249,7 @@ def _lengths(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     return torch.where((loaded.square() - squares).abs() <= explained, loaded, squares.clamp_min(0).sqrt())
 
 
-def _squares_of_equal_rows(product: torch.Tensor, b: torch.Tensor, rounding: float) -> torch.Tensor:
+def _squares_of_equal_rows(product: torch.Tensor, b: torch.Tensor, rounding: float) -> torch.Tensor | None:
     """[linears, outputs, ranks] what stands for the squares of B where some ranks have one row of A, but for a factor:
     the errors of such ranks are equal, and not independent, so what B does with them is summed before it is squared.
     Each of these ranks gets an equal part. Rows of A are equal where their products with the fixed rows are."""
@@ -238,18 +259,22 @@ def _squares_of_equal_rows(product: torch.Tensor, b: torch.Tensor, rounding: flo
     equal = cosines * (cosines.abs() > 1 - rounding**2 / 2)
     count = (equal != 0).sum(1, keepdim=True)
     if not (count > 1).any():
-        return torch.zeros((), dtype=product.dtype)
+        return None
     parts = lengths.square() * count
     squares: torch.Tensor = ((b * lengths) @ equal).square()
     return squares / torch.where(parts > 0, parts, 1.0)
 
 
 def _reference(
-    own: torch.Tensor, rows: torch.Tensor, matrices: tuple[torch.Tensor, torch.Tensor, float], scales: _Scales | None
+    owns: torch.Tensor,
+    rows: torch.Tensor,
+    matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scales: _Scales | None,
 ) -> torch.Tensor:
     name = "adapter"
-    segment = Segment(0, ROWS, PlacedAdapter(name, 0, len(matrices[0]), frozenset()))
-    return add_lora(own, rows, [segment], {name: matrices}, None if scales is None else {name: scales[:2]})
+    segment = Segment(0, ROWS, PlacedAdapter(name, 0, matrices[0].shape[1], frozenset()))
+    c_and_e = None if scales is None else {name: (scales.c, scales.e)}
+    return add_lora(owns, rows, [segment], {name: matrices}, c_and_e)
 
 
 @lru_cache(maxsize=64)  # a model has a few widths

@@ -1,6 +1,7 @@
 """Reads the matrices of a checked adapter as tensors, from the places in its layout."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -38,14 +39,20 @@ class WeightReader:
             os.close(self._file)
 
     def read(self, matrix: StoredTensor) -> torch.Tensor:
-        values = torch.empty(matrix.shape, dtype=TYPES[matrix.dtype])
-        left = values.view(torch.uint8).numpy().data.cast("B")
-        at = matrix.start
-        while left:
-            count = os.preadv(self._file, [left], at)
-            if not count:
-                raise has_changed(self._layout)
-            at, left = at + count, left[count:]
+        return self.read_alike([matrix])[0]
+
+    def read_alike(self, matrices: Sequence[StoredTensor]) -> torch.Tensor:
+        """Matrices of one shape and type, with one dimension more for their number"""
+        values = torch.empty((len(matrices), *matrices[0].shape), dtype=TYPES[matrices[0].dtype])
+        into = values.view(-1).view(torch.uint8).numpy().data
+        for matrix in matrices:
+            at, left = matrix.start, into[: matrix.bytes]
+            into = into[matrix.bytes :]
+            while left:
+                count = os.preadv(self._file, [left], at)
+                if not count:
+                    raise has_changed(self._layout)
+                at, left = at + count, left[count:]
         return values
 
 

@@ -202,13 +202,14 @@ class AdapterProof:
 
     def _next_linears(self, results: ExpectedResults, placed: PlacedAdapter, wait_seconds: float) -> None:
         backend = self._prover.backend()
-        batch = backend.make_batch([Segment(0, ROWS, placed)])
+        batch = None
         ends = time.monotonic() + wait_seconds
         most = self._done + (results.linears if wait_seconds else LINEARS_AT_ONCE)
         while self._done < min(most, results.linears):
             expected = results.take(max(0.0, ends - time.monotonic()))
             if expected is None:
                 break
+            batch = batch or backend.make_batch([Segment(0, ROWS, placed)])
             self._compared.append(self._compare(expected, backend, batch))
             self._done += len(expected.linears)
             self.parts += 1
@@ -265,11 +266,12 @@ class AdapterProof:
         y, rows = expected.own.to(device, copy=True), expected.rows.to(device)
         for of_linear, linear in zip(y, expected.linears, strict=True):
             backend.add_lora(of_linear, rows, linear, batch)
-        error = (y.double() - expected.result.to(device)).abs()
+        error = y.double().sub_(expected.result.to(device)).abs_()
         allowed = ALLOWED_OF_INTEGERS if expected.in_integers else ALLOWED
         explained, of_row = expected.explained.to(device), allowed * expected.of_row.to(device)
-        mean = error.square().mean(2, keepdim=True)
-        right = (mean <= of_row.square()).all((1, 2)) & (error <= OF_ONE * explained + of_row).all((1, 2))
+        length = torch.linalg.vector_norm(error, dim=2, keepdim=True)
+        right = (length <= math.sqrt(error.shape[2]) * of_row).all((1, 2))
+        right &= (error <= torch.add(of_row, explained, alpha=OF_ONE)).all((1, 2))
         off = (error.amax((1, 2)) / explained.amax((1, 2))).nan_to_num(torch.inf)
         return _Compared(expected.linears, ~right, off)
 
