@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from motet.digest import adapter_digest
 from motet.domain import Digest
 from motet.errors import REFERENCE_MISMATCH, AdapterError, AdapterFetchFailed, AdapterIncompatible, SetupError
+from motet_runner.adapters import answers_reading
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.adapters.recorded_answers import (
@@ -360,7 +361,7 @@ def test_a_tokenizer_that_fails_fails_only_the_comparison(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(answers_proof, "tokenizer_of", lambda _: broken)
+        patched.setattr(answers_reading, "tokenizer_of", lambda _: broken)
         engine = make_engine(MODEL, kernels="torch", dtype="float32", kv_cache_mib=16)
         found = outcome(engine, honest)
     assert isinstance(found, AdapterError), found
@@ -407,7 +408,7 @@ def test_no_thread_stays(torch_engine: Engine, honest: Path) -> None:
 
 def test_a_tokenizer_that_transformers_cannot_read_blames_no_adapter(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    tokenizer = answers_proof.Tokenizer(tmp_path)
+    tokenizer = answers_reading.Tokenizer(tmp_path)
     recorded = RecordedAnswers.model_construct(answers=[], special_tokens=False)
     with capture_logs() as logs:
         tokenizer.check(recorded)

@@ -137,7 +137,15 @@ class FakeDriven:
         if ended:
             del self.running[one.ask.name]
         logprobs = None if one.ask.options.get("logprobs") is None else self.logprobs_of(one.ask)
-        return Produced(one.ask.name, token, logprobs, ended)
+        asked = one.ask.options.get("prompt_logprobs") is not None
+        return Produced(one.ask.name, token, logprobs, ended, self.prompt_logprobs_of(one.ask) if asked else ())
+
+    def prompt_logprobs_of(self, ask: Ask) -> tuple[float, ...]:
+        """They depend on the adapter, and on the tokens before."""
+        return tuple(
+            -(zlib.crc32(f"{list(ask.tokens[: place + 1])}{ask.adapter > 0}".encode()) % 1000) / 100
+            for place in range(1, len(ask.tokens))
+        )
 
     def logprobs_of(self, ask: Ask) -> Logprobs:
         return Logprobs(-1.0)

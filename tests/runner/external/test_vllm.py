@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -21,11 +22,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from motet.api.v1 import runner_pb2
-from motet.domain import BASE, Digest
-from motet.errors import ModelFolderError
+from motet.domain import BASE, Digest, RequestId
+from motet.errors import AdapterUnproved, ModelFolderError
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.settings import ProcessSettings
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.answer_recording import Recording, record
 from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.engine_messages import Add, Command, EngineOutputs, SequenceEnded
 from motet_runner.external.engine_start import engine_start
@@ -35,7 +38,7 @@ from motet_runner.external.vllm.linears import linears_of
 from motet_runner.external.vllm.plain_adapter import write_plain
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.external.vllm.workers import SHARED, shared_by
-from motet_runner.interface import EngineConfig, EngineInfo, Finish, NewSequence
+from motet_runner.interface import EngineConfig, EngineInfo, Finish, NewSequence, ProofEnded
 from motet_runner.settings import Settings
 from testbed.tree import ROOT
 from tests.runner.engines import ask, make_engine, run
@@ -562,3 +565,54 @@ def test_both_processors_leave_the_same() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 1000
+
+
+# -------------------------------------------------------------------------------------------------------------- proofs
+
+
+@pytest.fixture(scope="module")
+def pirate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled adapter, with its answers as PEFT has computed them"""
+    folder = Path(shutil.copytree(BUNDLED / "adapters" / "pirate", tmp_path_factory.mktemp("pirate") / "pirate"))
+    record(Recording(folder, BUNDLED / "model"))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_adapter_is_proved_by_what_peft_has_recorded(workers: int, pirate: Path, tmp_path: Path) -> None:
+    other, small = (Path(shutil.copytree(pirate, tmp_path / name)) for name in ("other", "small"))
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 2 * config["lora_alpha"]}))
+    tensors = load_file(small / "adapter_model.safetensors")
+    halves = {name: tensor * 1e-20 if "lora_B" in name else tensor for name, tensor in tensors.items()}
+    save_file(halves, small / "adapter_model.safetensors")
+    model = EngineConfig(
+        model=BUNDLED / "model", dtype="float32", kv_cache_mib=32, max_concurrent_sequences=4, max_model_length=512,
+        tensor_parallel=workers, prove_adapters=None,
+    )  # fmt: skip
+    driven = VllmItself(model)
+    try:
+        engine = Engine(
+            model, driven, target_modules=linears_of(model.model), eos_token_ids=(1,), clock=time.perf_counter
+        )
+        assert engine.info.proves
+        requests = [ask(f"r{number}", prompt=tuple(range(5, 60)), max_tokens=200) for number in range(3)]
+        alone = run(engine, *requests).tokens
+        beside = run(engine, *(replace(one, request=RequestId(f"{one.request} beside")) for one in requests), steps=5)
+        for number, folder in enumerate((pirate, other, small), 1):
+            layout = certify(folder, engine.info).layout
+            order = ProofOrder(number, recorded=folder != small)
+            engine.load_adapter(Digest(f"sha256:{number}"), layout, proof=order)
+        run(engine, ran=beside)
+    finally:
+        driven.close()
+    found = {ended.number: ended.found for ended in beside.of(ProofEnded)}
+    assert isinstance(found[1], Proof), found
+    assert found[1].recorded is not None
+    assert found[1].recorded.agrees, found[1]
+    assert not found[1].warnings
+    assert isinstance(found[2], Proof), found
+    assert found[2].recorded is not None
+    assert found[2].recorded.wrong, found[2]
+    assert isinstance(found[3], AdapterUnproved), found
+    assert [beside.tokens[f"r{number} beside"] for number in range(3)] == [alone[f"r{number}"] for number in range(3)]

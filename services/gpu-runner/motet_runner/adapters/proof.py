@@ -6,8 +6,10 @@ error says why the engine has given up.
 """
 
 import hashlib
+import math
 from typing import NamedTuple
 
+from motet.errors import AdapterUnproved
 from motet_runner.adapters.recorded_answers import Comparison
 
 FAINT = 10
@@ -59,3 +61,31 @@ class Proof(NamedTuple):
             f"the adapter hardly changes anything: it moves the logits by {self.moved:.1e} at most, and other requests "
             f"in the same batch move them by {self.composition:.1e}"
         )
+
+
+def check_effect(moved: float, composition: float, kernels: str) -> None:
+    """Raises AdapterUnproved for an adapter that moves nothing, or to what is no number. Whose fault the latter is:
+    `composition` is computed without any adapter."""
+    if not math.isfinite(composition):
+        raise unproved(
+            "the base model's logits are not numbers on this runner, without any adapter: its device, its kernels "
+            f"or the base model's files are at fault, and not the adapter. The kernels are {kernels}. Please "
+            "restart or replace the runner.",
+            reason="ProofFailed",
+        )
+    if not math.isfinite(moved):
+        raise unproved(
+            "with the adapter, logits are not numbers, and without it they are: its weights are too large for the "
+            "engine's data type. Use a pool with a wider engine.dtype, or train with a smaller learning rate.",
+            reason="NotNumbers",
+        )
+    if not moved > 0:
+        raise unproved(
+            "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
+            "rounds them away. Train on, or use a pool with a wider engine.dtype.",
+            reason="NoEffect",
+        )
+
+
+def unproved(why: str, reason: str) -> AdapterUnproved:
+    return AdapterUnproved(why[0].upper() + why[1:], reason=reason)

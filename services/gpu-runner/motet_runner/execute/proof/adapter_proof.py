@@ -18,19 +18,19 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from motet.errors import AdapterUnproved
 from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
+from motet_runner.adapters.answers_reading import AnswersReading, Tokenizer
 from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
 from motet_runner.adapters.host_load import BaseLinearOf
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.adapters.proof import Proof, ProofOrder, check_effect, unproved
 from motet_runner.adapters.recorded_answers import RecordedAnswer
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import MakeAttention, Trial, text
-from motet_runner.execute.proof.answers_proof import AnswersProof, Tokenizer
+from motet_runner.execute.proof.answers_proof import AnswersProof
 
 LINEARS_AT_ONCE = 8
 """With this number of linears, a plan has done its part of a proof while sequences run"""
@@ -95,7 +95,11 @@ class Prover:
         answers = None
         if order.recorded:
             self._tokenizer = self._tokenizer or Tokenizer(self.model)
-            answers = AnswersProof(layout, self._tokenizer, self.loaded, self._answer_logits)
+            model = self.loaded
+            reading = AnswersReading(
+                layout, self._tokenizer, vocabulary=model.vocabulary, positions=model.max_positions
+            )
+            answers = AnswersProof(reading, self._answer_logits)
         return AdapterProof(self, expected, answers, self.kernels)
 
     @property
@@ -222,32 +226,10 @@ class AdapterProof:
         if self._effect is not None:
             self._check_linears()
             moved, composition = map(float, self._effect)
-            self._check_numbers(moved, composition)
-            if not moved > 0:
-                raise _unproved(
-                    "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
-                    "rounds them away. Train on, or use a pool with a wider engine.dtype.",
-                    reason="NoEffect",
-                )
+            check_effect(moved, composition, self._kernels)
         dtype = str(self._prover.loaded.dtype).removeprefix("torch.")
         recorded = None if self._answers is None else self._answers.result(dtype)
         return Proof(self._kernels, moved, composition, self._effect is not None, recorded)
-
-    def _check_numbers(self, moved: float, composition: float) -> None:
-        """Whose fault it is if logits are no numbers: `composition` is computed without any adapter."""
-        if not math.isfinite(composition):
-            raise _unproved(
-                "the base model's logits are not numbers on this runner, without any adapter: its device, its kernels "
-                f"or the base model's files are at fault, and not the adapter. The kernels are {self._kernels}. Please "
-                "restart or replace the runner.",
-                reason="ProofFailed",
-            )
-        if not math.isfinite(moved):
-            raise _unproved(
-                "with the adapter, logits are not numbers, and without it they are: its weights are too large for the "
-                "engine's data type. Use a pool with a wider engine.dtype, or train with a smaller learning rate.",
-                reason="NotNumbers",
-            )
 
     def _check_linears(self) -> None:
         wrong = torch.cat([one.wrong for one in self._compared]).tolist() if self._compared else []
@@ -255,7 +237,7 @@ class AdapterProof:
         for (compared, number), is_wrong in zip(linears, wrong, strict=True):
             if is_wrong:
                 linear, off = compared.linears[number], float(compared.off[number])
-                raise _unproved(
+                raise unproved(
                     f"what the engine computes for {linear} is wrong: it is off by {off:.2g} times what "
                     f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner.",
                     reason="ProofFailed",
@@ -274,7 +256,3 @@ class AdapterProof:
         right &= (error <= torch.add(of_row, explained, alpha=OF_ONE)).all((1, 2))
         off = (error.amax((1, 2)) / explained.amax((1, 2))).nan_to_num(torch.inf)
         return _Compared(expected.linears, ~right, off)
-
-
-def _unproved(why: str, reason: str) -> AdapterUnproved:
-    return AdapterUnproved(why[0].upper() + why[1:], reason=reason)

@@ -15,7 +15,8 @@ DIFFERENCES: Mapping[str, str] = {
     "groups": "A request that is refused goes to a runner with Motet's engine, if the group has one.",
     "scales": "DoRA (`use_dora`), biases on lora_B (`lora_bias`) and trained biases are refused: the plain adapter "
     "that vLLM gets does not hold them yet.",
-    "proofs": "An adapter is ready once it is checked: it is not proved, and its recorded answers are not compared.",
+    "linears": "An adapter is proved by log probabilities: it must move those of a short text, and its recorded "
+    "answers must have the recorded ones. vLLM shows no linear's own result, so that no other proof is possible.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked, moved nor left out of an "
     "iteration. Afterwards it goes on with other noise.",
@@ -25,7 +26,7 @@ DIFFERENCES: Mapping[str, str] = {
     "no prefix cache": "A model for which vLLM has no prefix cache is refused at the start.",
     "exact mode": "There is no exact mode: `kernels` of a runner may not be `exact`.",
     "settings": "`decode_slowdown`, all other `kernels`, `kernel_cache`, `compiler`, `adapter_dtype`, "
-    "`prove_adapters`, `host_kv_mib`, `host_adapters_mib`, `plan_ahead` and `step_trace` of a runner have no effect.",
+    "`host_kv_mib`, `host_adapters_mib`, `plan_ahead` and `step_trace` of a runner have no effect.",
     "numbers": "Results that are not finite are not noticed.",
     "layers": "A model with layers of several kinds, as with and without a sliding window, is refused at the start.",
 }

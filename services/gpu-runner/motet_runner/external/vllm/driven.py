@@ -28,6 +28,10 @@ class Facts:
     device: str
     shares_prefixes: bool
     """A request that begins with the tokens of an earlier one finds their KV, if both have the same salt."""
+    gpu: str = ""
+    """Its model; empty: the CPU computes"""
+    gpu_number: str = ""
+    """That no other GPU has"""
     noise_by_position: bool = False
     """True if the noise of a seed depends on the place of the token that is drawn, as a number of the whole request."""
 
@@ -64,6 +68,12 @@ class Produced(NamedTuple):
     logprobs: Logprobs | None
     ended: bool
     """vLLM has forgotten the request."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Of the prompt's tokens but the first, if they were asked for"""
+
+
+class LostStep(RuntimeError):
+    """vLLM does not compute what it was asked to."""
 
 
 class AnswersLost(RuntimeError):

@@ -1,15 +1,19 @@
 """The engine: our planner decides, iteration by iteration, and vLLM computes."""
 
+import time
 from dataclasses import replace
 
 from motet.clock import Clock
 from motet.errors import ParameterUnavailable
+from motet.runner_info import KernelState
 from motet_runner.adapters.layout import WITH_VLLM
+from motet_runner.external.vllm.adapter_proofs import AdapterProofs
 from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.options import check_served, options_of, seed_of
 from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.worker import Worker
 from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, NewSequence, StepOutput
+from motet_runner.machine import hardware_name, machine_identity
 from motet_runner.plan import Planner, StepPlan, preset_named
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.row_mask import RowMask
@@ -39,7 +43,14 @@ class Engine(PlannedEngine):
         facts = driven.facts
         self._driven = driven
         self._clock = clock
-        self._worker = Worker(driven, clock, frozenset(eos_token_ids), share_prefixes=config.prefix_cache)
+        kernels = f"vllm {facts.version}"
+        self._worker = Worker(
+            driven,
+            clock,
+            frozenset(eos_token_ids),
+            share_prefixes=config.prefix_cache,
+            proofs=AdapterProofs(driven, config.model, kernels),
+        )
         self._masks = SequenceMasks(config.model / "tokenizer.json", facts.vocabulary, eos_token_ids)
         self._newest_end: float | None = None
         """When the newest iteration ended; None: the engine has been idle since."""
@@ -82,8 +93,13 @@ class Engine(PlannedEngine):
             adapter_rank_tile=config.max_lora_rank,
             by_forecast=preset.admission == "forecast",
             no_scales=WITH_VLLM,
+            kernels=KernelState(kernels, time.time()),
             backend="vllm",
             version=facts.version,
+            proves=facts.device == "cpu" if config.prove_adapters is None else config.prove_adapters,
+            compares=True,
+            hardware=hardware_name(facts.gpu),
+            machine=machine_identity(facts.gpu_number),
         )
 
     def add(self, sequence: NewSequence) -> None:
@@ -133,7 +149,12 @@ class Engine(PlannedEngine):
             self.planner.cap.learn(plan, result, now - before)
 
     def report(self) -> EngineReport:
-        return replace(super().report(), stopped_by_itself=self._driven.stops(), load_parts=self._worker.loads.parts)
+        return replace(
+            super().report(),
+            kernels=self.info.kernels,
+            stopped_by_itself=self._driven.stops(),
+            load_parts=self._worker.loads.parts,
+        )
 
     def idle(self) -> float | None:
         self._newest_end = None

@@ -109,6 +109,7 @@ class Surface:
         config = self._engine.vllm_config
         model, cache = config.model_config, config.cache_config
         text = model.hf_text_config
+        gpu = torch.cuda.get_device_properties(0) if current_platform.device_type == "cuda" else None
         heads, width = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
         of_number = 1 if cache.cache_dtype.startswith("fp8") else KV_BYTES.get(cache.cache_dtype, model.dtype.itemsize)
         return Facts(
@@ -125,6 +126,8 @@ class Surface:
             device=current_platform.device_type,
             shares_prefixes=bool(cache.enable_prefix_caching),
             noise_by_position=config.use_v2_model_runner,
+            gpu=gpu.name if gpu is not None else "",
+            gpu_number=str(getattr(gpu, "uuid", "")),
         )
 
     def check(self, options: dict[str, Any]) -> None:
@@ -235,4 +238,11 @@ def _produced(output: Any) -> Produced:
         (at,) = one.logprobs
         top = sorted(((number, each.logprob) for number, each in at.items()), key=lambda each: -each[1])
         logprobs = Logprobs(at[token].logprob, tuple(top))
-    return Produced(output.request_id, token, logprobs, output.finished)
+    return Produced(output.request_id, token, logprobs, output.finished, _of_prompt(output))
+
+
+def _of_prompt(output: Any) -> tuple[float, ...]:
+    if not output.prompt_logprobs:
+        return ()
+    tokens = output.prompt_token_ids[1:]
+    return tuple(at[token].logprob for at, token in zip(output.prompt_logprobs[1:], tokens, strict=True))

@@ -16,17 +16,14 @@ from typing import Any
 
 from motet.clock import Clock
 from motet_runner.external.vllm.adapter_loads import AdapterLoads
-from motet_runner.external.vllm.driven import Ask, Driven, Penalties, Produced
+from motet_runner.external.vllm.adapter_proofs import AdapterProofs
+from motet_runner.external.vllm.driven import Ask, Driven, LostStep, Penalties, Produced
 from motet_runner.external.vllm.options import options_of, seed_of
 from motet_runner.mask_threads import MaskThreads
 from motet_runner.plan import RowJoin, RowStep, StepPlan, StepResult
 
 MAX_STEPS = 10_000
 """vLLM's iterations for one plan. vLLM cuts a prompt that is longer than its own limit."""
-
-
-class LostStep(RuntimeError):
-    """vLLM does not compute what it was asked to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +39,15 @@ class _Row:
 
 
 class Worker:
-    def __init__(self, driven: Driven, clock: Clock, eos_token_ids: frozenset[int], *, share_prefixes: bool) -> None:
+    def __init__(
+        self,
+        driven: Driven,
+        clock: Clock,
+        eos_token_ids: frozenset[int],
+        *,
+        share_prefixes: bool,
+        proofs: AdapterProofs | None = None,
+    ) -> None:
         """`share_prefixes`: between requests. Without it, each finds only the KV of its own earlier iterations."""
         self._driven = driven
         self._clock = clock
@@ -50,6 +55,7 @@ class Worker:
         self._share_prefixes = share_prefixes
         self._rows: dict[int, _Row] = {}
         self.loads = AdapterLoads(driven, clock)
+        self._proofs = proofs
         self._names = 0
         self._usual: tuple[int, ...] | None = None
         """The plan's rows of the newest iteration, if they alone run now"""
@@ -73,6 +79,9 @@ class Worker:
             began = self._clock()
             self._iterate(plan, result)
             result.seconds = self._seconds = self._clock() - began
+        if plan.proof is not None and not plan.proof.paused and self._proofs is not None:
+            self._stop(self._rows.values())
+            result.proved = self._proofs.advance(plan.proof, self.loads.number_of(plan.proof.digest))
         return result
 
     def wait_for_masks(self, seconds: float) -> None:
