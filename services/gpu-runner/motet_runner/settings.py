@@ -153,9 +153,9 @@ class Settings(BaseSettings):
     when no request uses the adapter. Torch's kernels take memory for copies of this number of adapters of rank 16."""
 
     max_cached_adapters: int = Field(64, ge=1)
-    """The most adapters in the disk cache. Beyond this number, an adapter is removed: one that few requests use first,
-    and of these the one that was used longest ago. Adapters that their owners want resident (`minReplicas`) go last.
-    An adapter in use is never removed."""
+    """The most adapters in the disk cache. Beyond this number, an adapter is removed: first what no adapter names, then
+    earlier revisions, then what serves; of equals one that few requests use, and of these the one that was used longest
+    ago. Adapters that their owners want resident (`minReplicas`) go last. An adapter in use is never removed."""
 
     adapter_disk_mib: int | None = Field(None, ge=1)
     """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches, and with slabs: these
