@@ -84,6 +84,7 @@ class AdapterRegistry:
             proves_linears=proves_linears,
             build=build,
         )
+        self.policy.revisions.restore(files.revisions)
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
@@ -202,6 +203,8 @@ class AdapterRegistry:
     def tick(self) -> None:
         """Called at intervals: checks that the folders still exist, and removes old partial fetches."""
         self._decide(self.policy.tick)
+        if (revisions := self.policy.revisions.take_changed()) is not None:
+            self._spawn(self._quietly(lambda: self.files.keep_revisions(revisions)))
         self._spawn(self._quietly(self.files.clear_partial))
 
     # ------------------------------------------------------------------------------------------------- engine's events
