@@ -423,7 +423,7 @@ async def test_a_scheduler_that_takes_parts_is_told_in_parts_what_runs(folder, m
     monkeypatch.setattr(scheduler_link, "MAX_LISTED_AT_ONCE", 2)
     address, _ = places(folder)
     async with (
-        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        in_process_runner(folder, scheduler=address, engine=functools.partial(SLOW, pages=1000)) as runner,
         gateway_to(runner.address) as gateway,
     ):
         running = [f"x{n}" for n in range(5)]
