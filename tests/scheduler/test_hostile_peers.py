@@ -117,6 +117,8 @@ TO_SCHEDULER = [
     scheduler_pb2.AttachUp(report={"pages": 100, "live": [RUNNING]}),
     scheduler_pb2.AttachUp(report={"pages": 100, "live": [PARKED]}),
     scheduler_pb2.AttachUp(declined={"request": "a", "epoch": 1}),
+    scheduler_pb2.AttachUp(report={"pages": 100, "live": [RUNNING], "live_follows": True}),
+    scheduler_pb2.AttachUp(listed={"requests": [RUNNING]}),
     scheduler_pb2.AttachUp(
         adapter={
             "ref": {"namespace": "default", "name": "pirate", "generation": 1},
@@ -133,6 +135,17 @@ TO_SCHEDULER = [
 ]
 
 
+def service_of(leadership, driver, folder):
+    return SchedulerService(
+        SchedulerConfig(),
+        leadership=leadership,
+        metrics=Metrics(CollectorRegistry()),
+        supervisor_address=f"unix:{folder}/supervisor.sock",
+        catalog_file=None,
+        surroundings=with_clock(driver.clock),
+    )
+
+
 def possible(like):
     """This message, and as often as it has fields one with a false number."""
     kind, member = type(like), like.WhichOneof("message")
@@ -146,14 +159,7 @@ async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(fo
     for number, message in enumerate(possible(like)):
         with LocalLeadership(folder / f"term {number}", REAL) as leadership, capture_logs() as logs:
             driver = SchedulerDriver()
-            service = SchedulerService(
-                SchedulerConfig(),
-                leadership=leadership,
-                metrics=Metrics(CollectorRegistry()),
-                supervisor_address=f"unix:{folder}/supervisor.sock",
-                catalog_file=None,
-                surroundings=with_clock(driver.clock),
-            )
+            service = service_of(leadership, driver, folder)
             driver.scheduler, driver.send = service.scheduler, service.handle
             driver.send(events.SupervisorConnected())
             driver.send(events.OperatorConnected())
@@ -184,6 +190,36 @@ def test_no_message_of_a_runner_lists_more_requests_than_it_can_have(said):
     up = scheduler_pb2.AttachUp(**{said: {field: [{"request": "a", "epoch": 1}] * 8193}})
     with pytest.raises(InvalidRequest, match=f"`{field}`; it can have at most 8192"):
         conversion.runner_attached(up.hello) if said == "hello" else conversion.attach_event(IDENTITY, up)
+
+
+class Said:
+    """A stream of these messages."""
+
+    def __init__(self, *messages):
+        self._messages = messages
+        self.ended = ""
+
+    async def accept(self):
+        pass
+
+    async def send_all(self, _take):
+        await asyncio.Event().wait()
+
+    async def receive_all(self, receive):
+        for message in self._messages:
+            receive(message)
+
+    async def end(self, _code, details):
+        self.ended = details
+
+
+async def test_all_parts_of_a_list_have_no_more_requests_than_a_runner_can_have(folder):
+    part = [{"request": str(number), "epoch": 1} for number in range(5000)]
+    hello = {"identity": IDENTITY.to_proto(), "capacity": {"pages": 9}, "live": part, "live_follows": True}
+    with LocalLeadership(folder / "term", REAL) as leadership:
+        stream = Said(scheduler_pb2.AttachUp(hello=hello), scheduler_pb2.AttachUp(listed={"requests": part}))
+        await service_of(leadership, SchedulerDriver(), folder).runners.serve(stream)
+    assert stream.ended == "a runner lists 10000 requests in `requests`; it can have at most 8192"
 
 
 def hear(service, up):
