@@ -97,7 +97,7 @@ class GatewayEvents:
                 api_key=live.api_key,
             )
             self._lifecycle.begin(request)
-            self._state.note_event(request.id, Happening.ADOPTED, live.instance, live.epoch)
+            self._state.note_event(request, Happening.ADOPTED, live.instance, live.epoch)
             request.draw = self._state.quotas.draw(request, self._state.now)
         elif request.waiting:
             self._lifecycle.leave_queue(request)
@@ -153,7 +153,7 @@ class GatewayEvents:
         queue = self._state.queue(event.group)
         refusal = self._refusal(event, queue)
         if refusal is not None:
-            self._state.note_event(event.request, Happening.REFUSED, refusal.message, tenant=event.tenant)
+            self._state.timelines.note_refused(event.request, event.tenant, refusal.message, self._state.now)
             self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
         request = Request(
@@ -183,14 +183,14 @@ class GatewayEvents:
         if over is not None:
             accounts = self._state.quotas.told(request, self._state.now)
             self._state.quotas.end(request, self._state.now)
-            self._state.note_event(event.request, Happening.REFUSED, over.message, tenant=event.tenant)
+            self._state.timelines.note_refused(event.request, event.tenant, over.message, self._state.now)
             failure = Failure.of(over)
             self._state.emit(effects.SendRefused(event.gateway, event.request, epoch, failure, event.tenant, accounts))
             return
         self._lifecycle.begin(request)
         request.epoch = epoch
         kind = Happening.QUEUED_AGAIN if epoch else Happening.QUEUED
-        self._state.note_event(request.id, kind, request.request_class.name.lower(), epoch)
+        self._state.note_event(request, kind, request.request_class.name.lower(), epoch)
         if not self._quota_gate.enter(request, event.deadline, charged=charged):
             return
         self._lifecycle.enqueue(request, timeout=event.deadline)
@@ -231,7 +231,7 @@ class GatewayEvents:
         if request is None:
             return
         placement = request.placement
-        self._state.note_event(request.id, Happening.CANCELLED)
+        self._state.note_event(request, Happening.CANCELLED)
         self._lifecycle.end(request)
         if placement is not None:
             # The cancellation and the placement crossed: the request was not submitted, and never will be.
@@ -241,7 +241,7 @@ class GatewayEvents:
         request = self._request_of(event.gateway, event.request)
         if request is None:
             return
-        self._state.note_event(request.id, Happening.FINISHED, event.output_tokens, event.reason)
+        self._state.note_event(request, Happening.FINISHED, event.output_tokens, event.reason)
         self._state.note_delivered(request, event.output_tokens)
         placement = request.placement
         self._lifecycle.end(request)
@@ -274,7 +274,7 @@ class GatewayEvents:
         if event.epoch < placement.epoch:
             return  # it has been placed again since
         request.epoch = max(request.epoch, event.epoch)
-        self._state.note_event(request.id, Happening.LOST, event.why)
+        self._state.note_event(request, Happening.LOST, event.why)
         self._lifecycle.leave(request)
         self._lifecycle.avoid(request, placement.instance)
         self._lifecycle.enqueue(request)

@@ -225,7 +225,7 @@ class Placer:
             )
         )
         request.moved_reason, request.engine_hung = "", False
-        state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
+        state.note_event(request, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
 
 
 def _to_compute(request: Request, runner: Runner) -> int:

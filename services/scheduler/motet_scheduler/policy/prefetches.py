@@ -119,7 +119,7 @@ class Prefetches:
             return  # it is on its disk, from where it comes soon when a request waits for it
         self._ordered[request.group, digest] = state.now
         state.emit(state.adapters.load(runner, digest, source, state.now))
-        state.note_event(request.id, Happening.LOADS_AHEAD, runner.instance)
+        state.note_event(request, Happening.LOADS_AHEAD, runner.instance)
 
 
 def next_requests(queue: Queue, most: int) -> list[Request]:

@@ -122,7 +122,7 @@ class QuotaGate:
         now = self._state.now
         over = f"concurrency {account.limits.concurrency}" if draw.charged else draw.over(account, now, patient=True)
         request.why = (account.id, " is over its ", over)
-        self._state.note_event(request.id, Happening.HELD, account.id, over)
+        self._state.note_event(request, Happening.HELD, account.id, over)
         self._quotas.wait(request, draw, account, now)
 
     def let_in(self) -> None:
@@ -157,7 +157,7 @@ class QuotaGate:
 
     def _come_in(self, request: Request) -> None:
         request.why, request.may_run_from = None, self._state.now
-        self._state.note_event(request.id, Happening.LET_IN)
+        self._state.note_event(request, Happening.LET_IN)
         left = 0.0  # no limit
         if request.deadline_at is not None:
             left = max(request.deadline_at - self._state.now, MIN_WAIT)

@@ -60,7 +60,7 @@ class RequestLifecycle:
         self._state.requests[request.id] = request
         self._state.of_gateways[request.gateway].begin(request)
         self._state.families.begin(request, self._state.requests)
-        self._state.timelines.begin(request.id, request.tenant, self._state.now)
+        request.story = self._state.timelines.begin(request.id, request.tenant, self._state.now)
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
 
@@ -109,12 +109,12 @@ class RequestLifecycle:
         del state.requests[request.id]
         self._unable.pop(request.id, None)
         if forgotten:
-            state.note_event(request.id, Happening.GATEWAY_GONE)
+            state.note_event(request, Happening.GATEWAY_GONE)
             request.asked.requests.pop(request.id, None)
         else:
             state.of_gateways[request.gateway].leave(request)
         state.families.end(request)
-        state.timelines.end(request.id)
+        state.timelines.end(request)
         if request.digest != BASE:
             state.adapter_uses[request.digest] -= 1
             if not state.adapter_uses[request.digest]:
@@ -236,7 +236,7 @@ class RequestLifecycle:
         if request.forgotten:
             self.end(request)
             return
-        self._state.note_event(request.id, Happening.REFUSED, failure.message)
+        self._state.note_event(request, Happening.REFUSED, failure.message)
         self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
 
@@ -324,7 +324,7 @@ class RequestLifecycle:
         """From its runner. It has to be placed again, or queued."""
         assert request.placement is not None
         runner = self._state.runner_of(request.placement)
-        self._state.note_event(request.id, Happening.MOVED, request.placement.instance, why)
+        self._state.note_event(request, Happening.MOVED, request.placement.instance, why)
         self.cancel_at_runner(request.placement, request.id, why)
         self.leave(request)
         request.moved_reason, request.engine_hung = why, runner is not None and runner.hung

@@ -12,6 +12,7 @@ from motet.value import value
 from motet_scheduler.policy.gateway_requests import NOT_OVER, Asked
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
+from motet_scheduler.policy.timeline import Story
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class Request:
     """The API key that it came with, if that has limits."""
     draw: Draw | None = None
     """What it has of the quotas of its tenant, its adapter and its key. None: nothing limits it."""
+    story: Story = field(init=False, repr=False)
+    """What happened to it, once it has begun."""
     need: Requirement | None = None
     """Cached: a request is tried many times before it is placed."""
     size: int = field(init=False, default=0)

@@ -188,7 +188,7 @@ class RunnerEvents:
             self._lifecycle.avoid_for_good(request, runner, event.failure)
         if not (here or request.waiting):
             return
-        self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
+        self._state.note_event(request, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
         request.declined_epoch = event.epoch
         if event.failure.reason == TOO_FEW_PAGES:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
-from motet.domain import BASE, NO_TENANT, Digest, InstanceName, RequestId, Tenant
+from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
@@ -111,7 +111,7 @@ class SchedulerState:
         """Whether the operator has sent its catalog."""
         self.supervised = False
         self.waiting_for_runners = waiting_for_runners
-        self.timelines = Timelines(config.timelines)
+        self.timelines = Timelines(config.timelines, self.requests)
 
         self._one_of_each: dict[GroupName, dict[CapacityId, Runner]] = {}
         """Of the runners of a group, one of each capacity. Known until one comes or goes: there may be a thousand."""
@@ -295,8 +295,8 @@ class SchedulerState:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def note_event(self, request: RequestId, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT) -> None:
-        self.timelines.note(request, (self.now, kind, arguments), tenant)
+    def note_event(self, request: Request, kind: Happening, *arguments: object) -> None:
+        request.story.add((self.now, kind, arguments))
 
     def queue(self, group: GroupName) -> Queue:
         queue = self.queues.get(group)

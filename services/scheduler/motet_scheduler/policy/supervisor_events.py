@@ -76,7 +76,7 @@ class SupervisorEvents:
         """In the timeline of its request, if it is placed there."""
         request = self._state.requests.get(about.request)
         if request is not None and request.runs_on(runner.identity, about.epoch):
-            self._state.note_event(request.id, kind, promise.pages)
+            self._state.note_event(request, kind, promise.pages)
 
     def unhealthy(self, event: events.RunnerUnhealthy) -> None:
         runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)

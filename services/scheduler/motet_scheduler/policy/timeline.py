@@ -3,9 +3,16 @@
 The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from motet.domain import RequestId, Tenant
 from motet.last_of_each import LastOfEach
-from motet.timeline import Noted, Timeline
+from motet.timeline import Timeline
+from motet_scheduler.policy.happenings import Happening
+
+if TYPE_CHECKING:
+    from motet_scheduler.policy.requests import Request
 
 
 class Story(Timeline):
@@ -21,36 +28,35 @@ class Story(Timeline):
 
 
 class Timelines:
-    def __init__(self, ended: int) -> None:
-        self._known: dict[RequestId, Story] = {}
+    def __init__(self, ended: int, known: "Mapping[RequestId, Request]") -> None:
+        self._known = known
         self._ended: LastOfEach[RequestId, Story] = LastOfEach(ended)
 
     def __len__(self) -> int:
         return len(self._known) + len(self._ended)
 
-    def begin(self, request: RequestId, tenant: Tenant, now: float) -> None:
+    def begin(self, request: RequestId, tenant: Tenant, now: float) -> Story:
         """Start a request's timeline, or continue the one it had."""
         story = self._ended.pop(request)
         if story is None or story.tenant != tenant:  # nobody reads on under another tenant's name
             story = Story(tenant, now)
-        self._known[request] = story
+        return story
 
-    def end(self, request: RequestId) -> None:
-        story = self._known.pop(request, None)
-        if story is not None:
-            self._ended.add(story.tenant, request, story)
+    def end(self, request: "Request") -> None:
+        self._ended.add(request.story.tenant, request.id, request.story)
 
-    def note(self, request: RequestId, entry: Noted, tenant: Tenant) -> None:
-        """`tenant`: whose it is, if it may be unknown."""
-        story = self._known.get(request) or self._ended.get(request)
+    def note_refused(self, request: RequestId, tenant: Tenant, why: str, now: float) -> None:
+        """It has not begun."""
+        story = self._ended.get(request)
         if story is None:
-            story = Story(tenant, entry[0])
+            story = Story(tenant, now)
             self._ended.add(tenant, request, story)
-        story.add(entry)
+        story.add((now, Happening.REFUSED, (why,)))
 
     def story(self, request: RequestId) -> Story | None:
         """None: the request is unknown or forgotten."""
-        return self._known.get(request) or self._ended.get(request)
+        known = self._known.get(request)
+        return known.story if known is not None else self._ended.get(request)
 
     def of(self, request: RequestId) -> list[tuple[float, str, str]] | None:
         """(seconds since the first entry, event, detail)."""

@@ -54,7 +54,7 @@ def explain(state: SchedulerState, request: Request) -> None:
     kind = limit + why.kind
     if request.waits_for_what != kind:
         request.waits_for_what = kind
-        state.note_event(request.id, Happening.WAITS, limit, why)
+        state.note_event(request, Happening.WAITS, limit, why)
 
 
 def obstacles(state: SchedulerState, request: Request, for_tenant: Tenant) -> Iterator[tuple[InstanceName, str]]:
