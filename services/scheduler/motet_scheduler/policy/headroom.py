@@ -80,9 +80,10 @@ class Standing(NamedTuple):
 
     def highest(self, request_class: RequestClass) -> float | None:
         """The highest counter of those of this class who may have them. None: nobody of it may."""
-        if self.request_class is None or request_class in self.late:  # `is_open_to`, but this is asked very often
+        standing, lowest, late = self  # `is_open_to`, but this is asked very often
+        if standing is None or request_class in late:
             return inf
-        return self.lowest if request_class is self.request_class else None
+        return lowest if request_class is standing else None
 
     def is_open_to(self, request_class: RequestClass) -> bool:
         """Whether all of this class may have them."""

@@ -196,7 +196,15 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        if self.freed or self.limit_changes.under_way or self.untried or not self.overdue_are_considered:
+        if self.freed or self.limit_changes.under_way:
+            return True
+        overdue: dict[WaitsFor, Request] | None = self._overdue
+        for class_queue in self.class_queues.values():  # `untried` and `overdue`, but each event asks twice
+            if class_queue.untried_heads.of:
+                return True
+            if class_queue.known_overdue is None:
+                overdue = None
+        if (self.overdue() if overdue is None else overdue) != self._considered:
             return True
         return self._size > 0 and (self.last_places_moved or bool(self.rooms.grown))
 
