@@ -13,7 +13,8 @@ from motet.domain import BASE, Digest
 from motet.errors import ParameterUnavailable
 from motet.runner_info import Failure, RequestClass
 from motet_scheduler.policy import class_queue, events, rooms, waiting_heads
-from tests.scheduler.builders import PIRATE, POET, adapter, entry, pool, ready, who_fits
+from motet_scheduler.policy.runner_choice import Chosen, choose
+from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, entry, pool, ready, who_fits
 
 INSTANCES = ("r0", "r1", "r2")
 NAMES = {BASE: "", PIRATE: "default/pirate", POET: "default/poet"}
@@ -28,6 +29,7 @@ class NobodyWaits(RuleBasedStateMachine):
         super().__init__()
         self.few = [
             patch.object(class_queue, "MAX_FEW", 1),
+            patch.object(class_queue, "MAX_OF_ADAPTERS", 6 * class_queue.MAX_FLOWS),  # enough for the tenants here
             patch.object(waiting_heads, "MAX_FEW", 1),
             patch.object(rooms, "MAX_WOKEN", 1),
         ]
@@ -143,6 +145,19 @@ class NobodyWaits(RuleBasedStateMachine):
     def check(self):
         self.try_more()
         assert list(who_fits(self.driver)) == []
+
+    @invariant()
+    def no_head_keeps_a_request_for_another_adapter_that_is_there(self):
+        state, queue = self.driver.scheduler.state, self.driver.scheduler.state.queue(GROUP)
+        for share in (share for one in queue.class_queues.values() for share in one.shares):
+            for head, *others in share.flows.values():
+                for *_, request in others:
+                    if request.digest != head[-1].digest:
+                        reserved, kept = queue.reserved_from(request), queue.kept_from(request)
+                        able, config = state.runners_for(request), state.config
+                        found = choose(request, able, config, state.now, reserved=reserved, kept=kept)
+                        there = request.digest == BASE or (found and request.digest in found.runner.resident)
+                        assert not (isinstance(found, Chosen) and there), f"{request.id} waits for {head[-1].id}"
 
 
 NobodyWaits.TestCase.settings = settings(

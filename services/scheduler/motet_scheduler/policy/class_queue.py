@@ -23,6 +23,10 @@ from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 MAX_FLOWS = 32
 """Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
 
+MAX_OF_ADAPTERS = 64
+"""Flows of all tenants together, up to which each adapter of a tenant has one of its own. Each more is a head that
+decisions may look at; with hundreds of tenants these are enough, and one whose head lacks a slot is one of many."""
+
 MAX_MOVED = 100
 """Requests that are put into other flows at once."""
 
@@ -31,9 +35,15 @@ MOVE_COSTS = 9
 OTHERS: Flow = ("", "", -1)
 
 
-def flow_of(request: Request, share: Share) -> Flow:
-    apart = request.digest if request.replaced else request.adapter if request.limited else ""
-    flow = (request.base, apart, request.size)
+def flow_of(request: Request, share: Share, tenants: int) -> Flow:
+    """`tenants`: how many there are."""
+    own = request.digest if request.replaced else request.adapter or request.digest
+    flow = (request.base, own, request.size)
+    if not (request.replaced or request.limited):
+        few = min(MAX_FLOWS, MAX_OF_ADAPTERS // tenants)
+        if flow in share.flows or len(share.flows) < few:
+            return flow
+        flow = (request.base, "", request.size)
     return flow if flow in share.flows or len(share.flows) < MAX_FLOWS else OTHERS
 
 
@@ -171,7 +181,9 @@ class ClassQueue:
                     concerned = [request for *_, request in some if request.adapter in adapters]
                     for request in concerned:
                         request.limited = has_limit(request.adapter)
-                    moved = [request for request in concerned if flow_of(request, share) != request.flow]
+                    moved = [
+                        request for request in concerned if flow_of(request, share, len(self.shares)) != request.flow
+                    ]
                     if concerned and concerned[0] is flow[0][-1]:
                         self.try_again(concerned[:1])  # other runners may take it
                     if moved:
@@ -353,7 +365,7 @@ class ClassQueue:
                 yield head[3]
 
     def _join_flow(self, request: Request, share: Share) -> None:
-        request.flow = flow_of(request, share)
+        request.flow = flow_of(request, share, len(self.shares))
         flow = share.flows.setdefault(request.flow, [])
         before = flow[0][-1] if flow else None
         insort(flow, (*request.turn, request))

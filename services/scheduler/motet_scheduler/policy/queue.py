@@ -1,11 +1,13 @@
 """The order in which the waiting requests of one group are tried, and when each is tried again.
 
 Class first, but a class that waits gets its floor of all placements (`class_turns.py`); then what the tenant was given
-by its weight (`shares.py`), then age. A flow is the requests of one tenant and class for one base model; those for an
-adapter with `maxReplicas` or for a replaced revision, which may wait for other runners, are a flow of their own, and so
-is each size of class Batch, where the larger ones count as older than they are (`Request.turn_at`). A request never
-passes an older one of its own flow, unless it had a place before (`Request.turn`). So only the first of each flow, its
-head, is tried.
+by its weight (`shares.py`), then age. A flow is the requests of one tenant and class for one adapter, or for the base
+model alone: one that lacks an adapter slot, or pages, keeps none for another adapter. Each size of class Batch is a
+flow of its own, too, where the larger ones count as older than they are (`Request.turn_at`). With too many tenants or
+adapters to look at a head of each, the other adapters of a tenant share the flow of the base model (`MAX_OF_ADAPTERS`),
+but for those with `maxReplicas` and for replaced revisions, which wait for other runners. A request never passes an
+older one of its own flow, unless it had a place before (`Request.turn`). So only the first of each flow, its head, is
+tried.
 
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing

@@ -31,8 +31,8 @@ Aged = tuple[bool, float, int, "Request"]
 """A request behind its `Request.turn`."""
 
 Flow = tuple[str, str, int]
-"""Base model, what may wait for other runners (an adapter with `maxReplicas`, or a replaced revision), and the size:
-where the largest go first, smaller ones take the room that is left (S3-05)."""
+"""Base model, the adapter or the replaced revision, and the size: where the largest go first, smaller ones take the
+room that is left (S3-05). The base model and adapters without a flow of their own share one."""
 
 MAX_LAG = 32_000.0
 """Cost, by which a tenant may be behind those that are served: some thirty requests of usual size."""
