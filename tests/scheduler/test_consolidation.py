@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from motet.domain import InstanceName, RequestId
 from motet.promises import LENGTH_OF_MAX_TOKENS
-from motet.runner_info import RunnerRequest
+from motet.runner_info import BatchCap, RunnerRequest
 from motet_scheduler.policy import effects, request_lifecycle
 from motet_scheduler.policy.consolidation import (
     MAX_SECONDS_AGAIN,
@@ -107,6 +107,26 @@ def test_the_emptiest_runner_is_emptied_and_the_longest_answer_moves_first():
     told = driver.scheduler.timelines.of(RequestId("a"))
     assert told is not None
     assert f"away from runner r0: {WHY}" in [detail for _, _, detail in told]
+
+
+@pytest.mark.parametrize(
+    ("slo", "moves"),
+    [
+        pytest.param({}, [], id="the knee is the only limit"),
+        pytest.param({"target_seconds": 0.2}, [("a", "r1")], id="a token takes 95 ms there then"),
+        pytest.param({"target_seconds": 0.09}, [], id="it would take longer than the SLO says"),
+    ],
+)
+def test_beyond_the_knee_requests_move_as_long_as_the_slo_holds(slo, moves):
+    live = {"r0": some(a=10), "r1": some(x=5, y=5)}
+    driver = Driver(live, SHRINKS)
+    law = {"sequences": 8, "fixed_seconds": 0.02, "sequence_seconds": 0.025}
+    for name, of in live.items():
+        entries = (entry(one, 10, output_tokens=got) for one, got in of.items())
+        cap = {"batch_cap": BatchCap(**slo, **law)} if slo else {}
+        driver.report_on(name, *entries, fixed_seconds=0.02, sequence_seconds=0.025, **cap)
+    driver.wait(1.0)
+    assert driver.moves() == moves
 
 
 def test_the_room_of_the_runner_that_gets_it_is_known():

@@ -5,8 +5,10 @@ runner costs as much as a busy one, and each move costs a client: its answer pau
 are computed again (PU-17).
 
 Runners are emptied while nothing waits and the others stay at most as full as the autoscaler wants them. Nothing moves
-to a runner beyond its limits (`fill_limits.py`). Those that are emptied get new requests only if no other one has room;
-then the load has returned, and that runner is not emptied any more.
+to a runner beyond its limits (`fill_limits.py`). Where the pool has an SLO for the time of a token, that counts and not
+the knee: whatever a sequence takes, the fixed part of an iteration is spent once where two runners spent it. Those that
+are emptied get new requests only if no other one has room; then the load has returned, and that runner is not emptied
+any more.
 
 A runner is busy until its longest answer ends. So those that are expected to go on for longest move first, some at each
 look, if that saves twice the time that computing them again takes. Shorter ones end where they are.
@@ -148,7 +150,7 @@ class Consolidation:
         able = [
             one
             for one in state.runners_for(request, others)
-            if one.tier_of(request.digest) >= Tier.HOST and beyond_limits(request, one) is None
+            if one.tier_of(request.digest) >= Tier.HOST and beyond_limits(request, one, by_target=True) is None
         ]
         kept = state.queue(request.group).kept_from(request)
         found = choose(request, able, state.config, state.now, kept=kept) if others else None

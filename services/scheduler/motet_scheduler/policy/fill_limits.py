@@ -50,9 +50,12 @@ class FillLimits:
     law: BatchCap | None
     """Of the time of an iteration, with the target. None: its pool has none, or nothing was measured."""
 
-    def beyond(self, sequences: int, context: int, prompt_tokens: int, request_tokens: int) -> Beyond | None:
-        """What a request of `request_tokens` exceeds, on a runner that has these. None: nothing."""
-        if sequences >= self.sequences:
+    def beyond(
+        self, sequences: int, context: int, prompt_tokens: int, request_tokens: int, *, by_target: bool = False
+    ) -> Beyond | None:
+        """What a request of `request_tokens` exceeds, on a runner that has these. None: nothing. `by_target`: its knee
+        counts only if there is no target."""
+        if sequences >= self.sequences and not (by_target and self.law is not None):
             return Beyond(KNEE, self.sequences)
         if prompt_tokens > self.prompt_tokens:
             return Beyond(PROMPTS, prompt_tokens)

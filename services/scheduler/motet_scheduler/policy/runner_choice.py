@@ -121,12 +121,13 @@ def _best(request: Request, fits: Sequence[Chosen], near: str) -> Chosen:
     return Chosen(best.runner, best.promise, Because(of_best, ""))
 
 
-def beyond_limits(request: Request, runner: Runner) -> Beyond | None:
-    """Which limit of a runner it would exceed."""
+def beyond_limits(request: Request, runner: Runner, *, by_target: bool = False) -> Beyond | None:
+    """Which limit of a runner it would exceed (`FillLimits.beyond`)."""
     if (limits := runner.limits) is None:
         return None
     tokens = request.prompt_tokens + request.delivered
-    return limits.beyond(len(runner.entries), runner.context_tokens, runner.prompt_tokens_left, tokens)
+    prompts = runner.prompt_tokens_left
+    return limits.beyond(len(runner.entries), runner.context_tokens, prompts, tokens, by_target=by_target)
 
 
 def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerConfig) -> NeverFits | None:
