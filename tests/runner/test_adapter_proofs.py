@@ -20,11 +20,13 @@ from motet.errors import PROOF_FAILED, AdapterUnproved, MotetError
 from motet_runner.adapters import expected_results
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.expected_results import ExpectedResults, fixed_rows
+from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.kept_proofs import ProofKey
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.cpu import cpu_name
 from motet_runner.engine import Engine
+from motet_runner.execute.adapters import adapter_uploads
 from motet_runner.execute.proof import adapter_proof
 from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
 from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEnded
@@ -462,6 +464,33 @@ def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: 
     answers.set()
     run(engine, ran=ran)
     assert len(ran.tokens["tuned"]) == 40
+
+
+def test_a_disk_that_does_not_answer_the_next_load_holds_up_no_proof(
+    llama: Path, plain: Path, of_some: Path, monkeypatch
+) -> None:
+    answers, read = threading.Event(), vars(HostLoad)["_read_all"]
+
+    def slow(self: HostLoad) -> None:
+        if vars(self)["_adapter"].path.startswith(str(of_some)):
+            assert answers.wait(120)
+        read(self)
+
+    monkeypatch.setattr(HostLoad, "_read_all", slow)
+    engine = proving_engine(llama)
+    order(engine, A, plain)
+    ran = EngineRun()
+    while not ran.of(AdapterLoaded):
+        ran.take(engine)
+    monkeypatch.setattr(adapter_uploads, "HURRY_SECONDS", 60.0)
+    order(engine, B, of_some)
+    began = time.monotonic()
+    while not ran.of(ProofEnded):
+        ran.take(engine)
+    assert time.monotonic() - began < 50
+    answers.set()
+    run(engine, ran=ran)
+    assert [one.digest for one in ran.of(ProofEnded)] == [A, B]
 
 
 def test_a_file_that_changed_after_its_load_fails_the_proof_as_a_load(

@@ -143,6 +143,22 @@ def test_without_sequences_all_are_proved_one_after_the_other_also_in_others_pla
     assert len(here(planner)) == 2
 
 
+def test_the_next_one_loads_while_one_is_proved_and_no_more_of_them() -> None:
+    planner = make_planner(pages=20, max_adapters=4)
+    device = FakeDevice(planner)
+    know(planner, z=19)
+    device.run()
+    prove(planner, **{f"a{number}": 4 for number in range(12)})
+    beside, most = 0, 0
+    while planner.has_work():
+        plan = device.step()
+        beside += plan.proof is not None and bool(plan.loading)
+        most = max(most, len(happened(device, AdapterLoaded)) - len(proved(device)))
+    assert len(proved(device)) == 12
+    assert beside > 8
+    assert most <= 3, "z, the one that is proved, and the next one"
+
+
 def test_a_sequence_that_waits_for_an_order_keeps_no_proof_from_its_place() -> None:
     planner = make_planner(max_adapters=1)
     device = FakeDevice(planner)

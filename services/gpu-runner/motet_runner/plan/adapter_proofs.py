@@ -27,6 +27,8 @@ class _Ordered:
     order: ProofOrder
     since: int
     """How many plans there were before"""
+    place: int
+    """In the order in which they came"""
 
     @property
     def number(self) -> int:
@@ -52,6 +54,8 @@ class AdapterProofs:
         self._attempt: Attempt | None = None
         self._attempts = 0
         self._plans = 0
+        self._came = 0
+        """How many orders"""
         self._turn: Digest | None = None
         self._last_turn = 0
 
@@ -68,7 +72,8 @@ class AdapterProofs:
         self._refused.pop(digest, None)
         answer = self._give_up(digest, "another order has replaced this one")
         if order is not None:
-            self._orders[digest] = _Ordered(order, self._plans)
+            self._came += 1
+            self._orders[digest] = _Ordered(order, self._plans, self._came)
         return answer
 
     def forget(self, digest: Digest) -> ProofEnded | None:
@@ -149,17 +154,15 @@ class AdapterProofs:
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def attempt(self, here: Callable[[Digest], bool], awaited: Callable[[Digest], bool]) -> Attempt | None:
-        """The attempt that goes on now. `here`: on the device; `awaited`: by a sequence. One that sequences wait for
-        comes first, then the one that goes on already."""
-        if not self._orders:
-            return None
-        able = list(filter(here, self._orders))
+    def attempt(self, here: Collection[Digest], awaited: Callable[[Digest], bool]) -> Attempt | None:
+        """The attempt that goes on now. `here`: the ones on the device, of those to be proved; `awaited`: by a
+        sequence. One that sequences wait for comes first, then the one that goes on already."""
         present = self._attempt
-        if present is not None and present.digest not in able:
+        if present is not None and present.digest not in here:
             present = self._attempt = None
-        if not able or (present is not None and self._urgent(present.digest, awaited)):
+        if not here or (present is not None and self._urgent(present.digest, awaited)):
             return present
+        able = sorted(here, key=lambda one: self._orders[one].place)
         best = next((one for one in able if self._urgent(one, awaited)), present.digest if present else able[0])
         if present is None or present.digest != best:
             self._attempts += 1

@@ -37,6 +37,9 @@ from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, P
 
 MAX_LOADS = 4
 """How many adapters load at a time. Those whose disks do not answer do not count."""
+MAX_TO_PROVE = 2
+"""With this number of adapters on the device that are to be proved, no other takes somebody's place there for its
+proof."""
 MAX_SILENT = 16
 """With this number of the latter, no other load begins: each has a thread, and memory of the host."""
 MAX_BYTES_BESIDE = 16 * 1024 * 1024
@@ -156,7 +159,7 @@ class ResidentAdapters:
         """True if a plan could do something for an adapter now."""
         if self._loading or self._begun or self._evicted or self._some_go:
             return True
-        if any(map(self._has_arrived, self.proofs)) or self._proves_beside_nobody:
+        if self._to_prove_here or self._proves_beside_nobody:
             return True
         return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
 
@@ -325,7 +328,9 @@ class ResidentAdapters:
                 return None  # nobody passes it, or it could wait for ever
             urgent = waits or (alone and digest in self.proofs)
             pinned = self._budget.is_pinned(digest)
-            stays = self._stays_live if urgent else self._is_live_or_pinned
+            stays = self._stays_live if waits else self._is_live_or_pinned
+            if urgent and not waits:
+                stays = {*self._in_use(), *self._to_prove_here}.__contains__
             grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=urgent or pinned)
             if grant is None:
                 if not waits:
@@ -367,7 +372,7 @@ class ResidentAdapters:
 
     def proving(self) -> ProofStep | None:
         """The proof that goes on with the next plan. It pauses while an adapter loads that sequences wait for."""
-        attempt = self.proofs.attempt(self._has_arrived, self._has_sequences)
+        attempt = self.proofs.attempt(self._to_prove_here, self._has_sequences)
         if attempt is None:
             return None
         number, digest, order = attempt
@@ -482,13 +487,20 @@ class ResidentAdapters:
 
     @property
     def _proves_beside_nobody(self) -> bool:
-        """True if an adapter is to be loaded for its proof, and no sequence can run: it need not wait for its turn.
-        Those on the device are proved first, so that none leaves before."""
+        """True if an adapter is to be loaded for its proof, and no sequence can run: it need not wait for its turn. It
+        loads while the one before it is proved, and takes the place of none that is still to be proved."""
         if self._answering or not self.proofs:
             return False
         if any(one == BASE or one in self._known for one in self._table.live_adapters()):
             return False
-        return not any(map(self._has_arrived, self.proofs))
+        return len(self._to_prove_here) < MAX_TO_PROVE
+
+    @property
+    def _to_prove_here(self) -> list[Digest]:
+        """On the device. Thousands may be to be proved, and far fewer are here."""
+        if not self.proofs:
+            return []
+        return [one for one in self._budget.adapters if one in self.proofs and self._has_arrived(one)]
 
     def _tenants_waiting(self) -> dict[Digest, set[str]]:
         """Whose sequences wait for each adapter"""

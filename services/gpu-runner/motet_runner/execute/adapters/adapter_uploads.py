@@ -168,7 +168,9 @@ class AdapterLoads:
         for number in self._loading.keys() - first_page_of.keys():
             self._give_up(number)
         pace = self.pace
-        share = _Share(math.inf, math.inf, HURRY_SECONDS) if hurry else _Share(pace.bytes, pace.bytes, pace.seconds)
+        share = _Share(pace.bytes, pace.bytes, pace.seconds)
+        if hurry:  # a proof that goes on waits for no load
+            share = _Share(math.inf, math.inf, HURRY_SECONDS if proof is None or proof.paused else 0.0)
         # Some may have ended, and the plan was made before that was known.
         numbers = [number for number in first_page_of if number in self._loading]
         current = [(number, first_page_of[number], self._loading[number]) for number in numbers]
