@@ -31,6 +31,7 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.host_load import HostLoad
 from motet_runner.adapters.layout import SLAB_VERSION, AdapterLayout, FileStamp
 from motet_runner.adapters.slab import MAX_SLABS, size_of_slabs, write_slab
+from motet_runner.adapters.slab_writer import SlabWriter
 from motet_runner.engine import Engine
 from motet_runner.interface import AdapterLoaded
 from tests.runner.engines import ask, device_of, make_engine, run
@@ -131,6 +132,35 @@ def test_an_engine_serves_from_slabs_and_says_where_they_are_missing(
         assert [event.lacks_slab for event in ran.events if isinstance(event, AdapterLoaded)] == [lacks_slab]
         assert write(one, adapter)
     assert answers[0] == answers[1]
+
+
+def test_what_a_load_has_made_of_the_checked_bytes_is_the_slab_and_is_not_made_again(
+    base: Path, engine: Engine, adapter: AdapterLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert write(engine, adapter)
+    slab = adapter.file.with_name(adapter.slab)
+    expected = slab.read_bytes()
+    slab.unlink()
+    one = make_engine(base)
+    one.load_adapter(A, adapter)
+    run(one)
+    monkeypatch.setattr(slab_writer, "HostLoad", None)
+    assert write(one, adapter)
+    assert slab.read_bytes() == expected
+
+
+def test_loads_offer_no_more_memory_than_is_kept_for_slabs(
+    engine: Engine, adapter: AdapterLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, host = SlabWriter(engine.diagnostics.linears.layout), load(engine, adapter)
+    assert host.memory is not None
+    monkeypatch.setattr(slab_writer, "MAX_OFFERED_BYTES", 3 * len(host.memory))
+    names = [replace(adapter, slab=f"slab-{number}") for number in range(5)]
+    assert all(writer.offer(one, host) for one in names)
+    assert [*vars(writer)["_offered"]] == ["slab-2", "slab-3", "slab-4"]
+    monkeypatch.setattr(slab_writer, "MAX_OFFERED_BYTES", len(host.memory) - 1)
+    assert not writer.offer(adapter, host)
+    assert len(vars(writer)["_offered"]) == 3
 
 
 def test_a_slab_holds_no_long_stretch_of_zeros(base: Path, engine: Engine, tmp_path: Path) -> None:
@@ -602,8 +632,11 @@ def test_no_file_stays_open(engine: Engine, adapter: AdapterLayout) -> None:
 
 
 def test_the_next_load_takes_the_memory_of_the_last_one(base: Path, engine: Engine, tmp_path: Path) -> None:
+    """If no slab is to be written of it"""
     one = make_engine(base)
-    adapters = [checked(base, engine, tmp_path / str(number), SPECS["plain"], seed=number) for number in range(3)]
+    folders = [tmp_path / str(number) for number in range(3)]
+    each = [checked(base, engine, folder, SPECS["plain"], seed=number) for number, folder in enumerate(folders)]
+    adapters = [replace(adapter, slab="") for adapter in each]
     for number, adapter in enumerate(adapters):
         one.load_adapter(Digest(str(number)), adapter)
     made: list[int] = []

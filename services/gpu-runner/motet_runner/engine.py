@@ -147,8 +147,10 @@ class Engine(PlannedEngine):
             copy_stream_for(loaded.device),
             in_host=adapter_memory(config.host_adapters_mib * MIB, pinned=loaded.device.type == "cuda"),
         )
-        in_host = 0 if loads.in_host is None else len(loads.in_host)
         self._slabs = SlabWriter(linears.layout, linears.base)
+        if loaded.device.type == "cpu":  # pinned memory is dear, and the next load uses it again
+            loads.offer = self._slabs.offer
+        in_host = 0 if loads.in_host is None else len(loads.in_host)
         self._worker: LocalWorker | DeviceWorker
         by_itself = computes_by_itself(loaded.device) and not exact
         self._ahead = int(by_itself) if config.plan_ahead is None else config.plan_ahead

@@ -3,11 +3,11 @@ DoRA needs of the base.
 
 One adapter after the other, slowly: an adapter that is not written yet serves from its checked bytes. What was written
 is read again before any load can find it: a proof has seen what a load makes of the checked bytes, so a slab must give
-the same.
+the same. A load that has made an adapter's run of its checked bytes offers it, so that it is not made twice.
 """
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import sleep
@@ -24,6 +24,8 @@ from motet_runner.interface import SlabWritten
 log = structlog.get_logger(__name__)
 
 PACE_BYTES = 1 << 20
+MAX_OFFERED_BYTES = 16 << 20
+"""Of runs that loads have made: enough for the slabs that are asked for next"""
 PACE_SECONDS = 0.02
 """In each of these intervals, this number of bytes is read and converted: that takes a millisecond or two."""
 
@@ -35,6 +37,8 @@ class SlabWriter:
         self._base = base
         self._orders: deque[tuple[int, AdapterLayout]] = deque()
         self._ended: deque[SlabWritten] = deque()
+        self._offered: OrderedDict[str, HostLoad] = OrderedDict()
+        """By the names of their slabs"""
         self._lock = threading.Lock()
         self._works = False
         self._noted: set[str] = set()
@@ -56,6 +60,17 @@ class SlabWriter:
             self._works = False
             self._orders.remove((number, adapter))
             self._ended.append(SlabWritten(number, 0))
+
+    def offer(self, adapter: AdapterLayout, host: HostLoad) -> bool:
+        """`host`: has read all of the adapter, which has no slab. True: its memory is in use here until the slab is
+        written, or newer ones need the room."""
+        if _memory_of(host) > MAX_OFFERED_BYTES:
+            return False
+        with self._lock:
+            self._offered[adapter.slab] = host
+            while sum(map(_memory_of, self._offered.values())) > MAX_OFFERED_BYTES:
+                self._offered.popitem(last=False)
+        return True
 
     def take_ended(self) -> list[SlabWritten]:
         ended = []
@@ -88,10 +103,13 @@ class SlabWriter:
         except (FileNotFoundError, SlabDamaged):
             pass
         check_room(adapter.file.parent, layout.bytes)
-        host = HostLoad(replace(adapter, slab=""), layout, self._base, pinned=False)
-        while not host.ended(PACE_SECONDS):
-            host.allow(PACE_BYTES)
-            sleep(PACE_SECONDS)
+        with self._lock:
+            host = self._offered.pop(adapter.slab, None)
+        if host is None:
+            host = HostLoad(replace(adapter, slab=""), layout, self._base, pinned=False)
+            while not host.ended(PACE_SECONDS):
+                host.allow(PACE_BYTES)
+                sleep(PACE_SECONDS)
         assert host.run is not None
         run = host.run.numpy()
 
@@ -107,3 +125,7 @@ class SlabWriter:
         if reason not in self._noted and len(self._noted) < 16:
             self._noted.add(reason)
             log.warning("slab_not_written", reason=reason, result="these adapters load from their checked bytes")
+
+
+def _memory_of(host: HostLoad) -> int:
+    return 0 if host.memory is None else len(host.memory)

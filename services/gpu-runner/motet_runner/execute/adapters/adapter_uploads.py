@@ -116,6 +116,8 @@ class AdapterLoads:
     pace: LoadPace = field(default_factory=LoadPace)
     in_host: torch.Tensor | None = None
     """[bytes] that keep adapters for their next load. None: loads come with no place in it."""
+    offer: Callable[[AdapterLayout, HostLoad], bool] = lambda *_: False
+    """Gets what a load has made of checked bytes, for its slab. True: the memory is in use there."""
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
     _kept: list[torch.Tensor] = field(default_factory=list)
@@ -195,7 +197,7 @@ class AdapterLoads:
                 self._arrived[loading.load.digest] = self._what_arrived(loading)
                 if self._ahead is not None:
                     self._ahead.before(first_page * self.memory.shape[1])
-                if place is None:
+                if place is None and not self._offered(loading.load.layout, host):
                     self._keep(host.memory)
                 if place is None or place.contents is None:
                     self.pace.loaded(host.layout.bytes, host.cpu_seconds)
@@ -236,6 +238,9 @@ class AdapterLoads:
         if loading.load.host is not None:
             self._leaving.append(loading)
         self.stream.let_model_wait()  # the adapter's pages may get other contents at once
+
+    def _offered(self, adapter: AdapterLayout, host: HostLoad | KeptInHost | SlabInPlace) -> bool:
+        return isinstance(host, HostLoad) and host.lacks_slab and self.offer(adapter, host)
 
     def _keep(self, memory: torch.Tensor | None) -> None:
         if memory is not None and len(memory) + sum(map(len, self._kept)) <= MAX_KEPT_BYTES:
