@@ -36,7 +36,7 @@ class ClassTurns:
         return late
 
     def placed(self, request_class: RequestClass, waiting: Mapping[RequestClass, ClassQueue]) -> None:
-        """A request of this class was placed. `waiting`: those that still wait."""
+        """A request of this class was placed. `waiting`: by class, what still waits"""
         for one, floor in self._floors.items():
             if one is request_class:
                 self._owed[one] = max(0.0, self._owed[one] + floor - 1)
