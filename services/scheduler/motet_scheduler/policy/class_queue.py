@@ -368,7 +368,11 @@ class ClassQueue:
         request.flow = flow_of(request, share, len(self.shares))
         flow = share.flows.setdefault(request.flow, [])
         before = flow[0][-1] if flow else None
-        insort(flow, (*request.turn, request))
+        aged = (*request.turn, request)
+        if before is None or aged > flow[-1]:
+            flow.append(aged)  # mostly, and nobody looks at those between
+        else:
+            insort(flow, aged)
         if flow[0][-1] is request:
             if before is not None:
                 self._unfile(before)
