@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,10 +46,25 @@ MOST_OF_A_LEFT_THREAD = 20.0
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage do not visit what stays for the whole run: modules, and all tests."""
+    leave_out_what_stays()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Each module imports more, such as torch: a full collection then took up to a second, also in tests that count
+    what is freed and make a hundred of them."""
+    try:
+        yield
+    finally:
+        if nextitem is not None and nextitem.path != item.path:
+            leave_out_what_stays()
+
+
+def leave_out_what_stays() -> None:
+    """Collections of garbage do not visit what stays for the whole run: modules, tests and their results."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
