@@ -46,7 +46,7 @@ def shrink_bytes(
     chunks = chunks_of(segments)
     moved = loaded = _list_bytes(chunks, linears)
     for chunk, changed in _changed(chunks, outputs):
-        rows, rank = len(chunk.rows), chunk.adapter.rank
+        rows, rank = len(chunk.rows), chunk.rank
         read = len(changed) * rank * (inputs + SCALE_BYTES if int8 else inputs * itemsize)
         written = len(changed) * splits(inputs) * rows * rank * SUM_BYTES
         of_rows = rows * inputs * itemsize
@@ -68,7 +68,7 @@ def expand_bytes(
     moved = loaded = _list_bytes(chunks, linears)
     widest = max(outputs.values())
     for chunk, changed in _changed(chunks, outputs):
-        rows, rank = len(chunk.rows), chunk.adapter.rank
+        rows, rank = len(chunk.rows), chunk.rank
         columns = tile_columns(rank_class(rank), widest, itemsize)
         # Of a rank above the last of HELD_RANKS only the first tile stays, and the others are read for each ROWS.
         held = min(rank, HELD_RANKS[-1])

@@ -3,7 +3,8 @@ reading their bytes.
 
 A[r] and B[r] are used only in (x · A[r]) · B[r]. So the two rows share one scale, in fp32: shrink multiplies its sums
 by the scale, and expand needs none. Each linear takes four more bytes per rank, so the size of a run is still
-proportional to the rank.
+proportional to the rank. What scales and shifts a linear's own result is in integers, too: each of the two rows has a
+scale of its own.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,19 @@ class Int8Layout(RunLayout):
         into_a[:rank], of_a = _rounded(a.float())
         into_b[:rank], of_b = _rounded(b.t().float() * scale)
         self.scales(run, linear)[:rank] = of_a * of_b
+
+    def scaling(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies in fp32"""
+        d, e = self.matrices(run, linear)[1][-2:].float() * self.scales(run, linear)[-2:, None]
+        return d, e
+
+    def write_scaling(self, run: torch.Tensor, linear: str, scale: torch.Tensor, shift: torch.Tensor) -> None:
+        rows = self.matrices(run, linear)[1][-2:]
+        integers, self.scales(run, linear)[-2:] = _rounded(torch.stack((scale - 1, shift)))
+        rows.copy_(integers)
+
+    def is_finite(self, run: torch.Tensor, linear: str) -> bool:
+        return bool(self.scales(run, linear).isfinite().all())
 
     def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = self.matrices(run, linear)

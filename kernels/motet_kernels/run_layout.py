@@ -111,6 +111,10 @@ class RunLayout:
         b = self.matrices(run, linear)[1]
         return b[-2], b[-1]
 
+    def is_finite(self, run: torch.Tensor, linear: str) -> bool:
+        """True if what `write` and `write_scaling` have put into B are numbers"""
+        return bool(self.matrices(run, linear)[1].isfinite().all())
+
     def write_scaling(self, run: torch.Tensor, linear: str, scale: torch.Tensor, shift: torch.Tensor) -> None:
         """`scale`, `shift` [outputs] in fp32. The adapter's own rank must leave SCALE_ROWS rows of the layout's."""
         d, e = self.scaling(run, linear)

@@ -13,6 +13,7 @@ from motet_kernels.gpu.launches import interpreted, traced_launches
 from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
 from motet_kernels.gpu.lora_tiles import splits
 from motet_kernels.int8_layout import int8_layout
+from motet_kernels.run_layout import SCALE_ROWS
 from tests.gpu.devices import DEVICE, DTYPES, in_types
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -38,22 +39,27 @@ class Loaded:
         linears: Sequence[frozenset[str]] = (),
         *,
         int8: bool = False,
+        scaling: Sequence[int] = (),
     ) -> None:
-        """`linears`: those that the first adapters change; the others change all."""
+        """`linears`: those that the first adapters change; the others change all. `scaling`: the numbers of the
+        adapters that scale the linears' own results, too."""
         self.generator = torch.Generator().manual_seed(0)
         self.dtype = dtype
         self.groups = groups
         self.sizes = {linear: (group.inputs, n) for group in groups for linear, n in group.outputs.items()}
         make_layout = int8_layout if int8 else RunLayout
-        layouts = [make_layout(-(-rank // GpuBackend.tile) * GpuBackend.tile, groups, dtype) for rank in ranks]
+        tile = GpuBackend.tile
+        in_runs = [rank + SCALE_ROWS * (index in scaling) for index, rank in enumerate(ranks)]
+        layouts = [make_layout(-(-rank // tile) * tile, groups, dtype) for rank in in_runs]
         begins = [PAGE + sum(one.bytes + PAGE for one in layouts[:index]) for index in range(len(ranks))]
         begins = [-(-begin // PAGE) * PAGE for begin in begins]
         self.memory = torch.full((begins[-1] + layouts[-1].bytes + 9 * PAGE,), 255, dtype=torch.uint8, device=DEVICE)
         self.backend = GpuBackend(groups, self.memory, dtype, int8=int8)
         self.matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {one: {} for one in self.sizes}
+        self.scales: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {one: {} for one in self.sizes}
         self.placed: list[PlacedAdapter] = []
         for index, (rank, begin) in enumerate(zip(ranks, begins, strict=True)):
-            layout = self.backend.layout(rank)
+            layout = self.backend.layout(in_runs[index])
             run = self.memory[begin : begin + layout.bytes]
             run.zero_()
             changed = linears[index] if index < len(linears) else frozenset(self.sizes)
@@ -66,7 +72,12 @@ class Loaded:
                     a, b = layout.stored(run, linear)
                     b, scale = b.t(), 1.0
                 self.matrices[linear][str(index)] = a, b, scale
-            self.placed.append(PlacedAdapter(str(index), begin, layout.rank, changed))
+                if index in scaling:
+                    layout.write_scaling(run, linear, 1 + self.random(outputs).float(), self.random(outputs).float())
+                    d, e = layout.scaling(run, linear)
+                    self.scales[linear][str(index)] = 1 + d.double().cpu(), e.double().cpu()
+            products = self.backend.layout(rank).rank if index in scaling else 0
+            self.placed.append(PlacedAdapter(str(index), begin, layout.rank, changed, products))
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.dtype).to(DEVICE)
@@ -76,7 +87,7 @@ class Loaded:
 
     def expected(self, y: torch.Tensor, x: torch.Tensor, linear: str, segments: Sequence[Segment]) -> torch.Tensor:
         having = [one for one in segments if linear in one.adapter.linears]
-        return reference.add_lora(y.cpu(), x.cpu(), having, on_cpu(self.matrices[linear]))
+        return reference.add_lora(y.cpu(), x.cpu(), having, on_cpu(self.matrices[linear]), self.scales[linear])
 
     def check(self, owners: Sequence[int | None], linears: Sequence[str], batch: GpuLoraBatch | None = None) -> None:
         """Compare with the reference."""
@@ -125,6 +136,49 @@ def test_matches_the_reference(traffic: str, dtype: torch.dtype, *, int8: bool) 
 @pytest.mark.parametrize("linears", [("gate", "up"), ("down",), ("q", "v"), ("k",)], ids=",".join)
 def test_any_linears_that_are_fed_the_same_rows_may_be_together(linears: tuple[str, ...]) -> None:
     Loaded(RANKS).check([4, 4, None, 1, 0, 3], linears)
+
+
+SCALING = (1, 2, 4, 5)
+"""Of RANKS: where the scales take a tile more than the products, and where they do not"""
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
+@pytest.mark.parametrize(("traffic", "dtype"), in_types("every row its own", "one giant, some tiny"), ids=str)
+def test_rows_are_scaled_and_shifted_as_their_adapters_say(traffic: str, dtype: torch.dtype, *, int8: bool) -> None:
+    Loaded(RANKS, dtype, int8=int8, scaling=SCALING).check(TRAFFIC[traffic], ("q", "k", "v"))
+
+
+def test_the_largest_rank_scales() -> None:
+    loaded = Loaded([512], torch.float16, scaling=[0])
+    assert (loaded.placed[0].rank, loaded.placed[0].product_rank) == (528, 512)
+    loaded.check([0, None, 0], ("o",))
+
+
+def test_a_linear_that_an_adapter_does_not_change_is_not_scaled_by_it() -> None:
+    loaded = Loaded([16, 16], linears=[frozenset({"q", "v"}), frozenset({"k"})], scaling=[0, 1])
+    loaded.check([0, 1, None, 1, 0], ("q", "k", "v"))
+
+
+def test_only_a_batch_with_an_adapter_that_scales_has_a_launch_for_it() -> None:
+    loaded = Loaded([16, 16], scaling=[1])
+    for owners, launches in (([0, 0], []), ([0, 1], ["lora_scale"])):
+        with traced_launches() as trace:
+            loaded.check(owners, ("o",))
+        assert trace == [*launches, "lora_shrink", "lora_expand"]
+
+
+def test_the_same_launches_serve_other_adapters_that_scale() -> None:
+    loaded = Loaded(RANKS, scaling=SCALING)
+    plain = loaded.backend.fixed_batch(6)
+    batch = loaded.backend.that_scales(plain)
+    for owners in ([0, 1, 2, 3, 4, 5], [None] * 6, [2], [0, 3, 0]):
+        loaded.backend.fill(batch, loaded.segments(owners))
+        with traced_launches() as trace:
+            loaded.check([*owners, *[None] * (6 - len(owners))], ("q", "k", "v"), batch)
+        assert trace == ["lora_scale", "lora_shrink", "lora_expand"]
+    with pytest.raises(ValueError, match="1 scales, and the batch has no launch for that"):
+        loaded.backend.fill(plain, loaded.segments([0, 1]))
+    loaded.check([0, 3, 0, None], ("q", "k", "v"), plain)
 
 
 WIDE = [LinearGroup(4112, {"wide": 272, "narrow": 40})]
@@ -316,7 +370,7 @@ def test_a_row_has_the_same_bits_whoever_computes_beside_it(
 ) -> None:
     if interpreted():
         monkeypatch.setattr(np, "matmul", products_in_order)
-    loaded = Loaded(RANKS, dtype)
+    loaded = Loaded(RANKS, dtype, scaling=SCALING)
     rows = 24
     draw = random.Random(0)
     x, y = loaded.random(rows, 80), loaded.random(rows, 48)
@@ -375,6 +429,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         loaded.backend.add_lora_together(y, x, ("q", "down"), batch)
     for wrong, words in (
         (loaded.placed[0]._replace(rank=24), "not 24"),
+        (loaded.placed[0]._replace(rank=528), "up to 512, not 528"),
         (loaded.placed[0]._replace(offset=8), "not at 8"),
     ):
         with pytest.raises(ValueError, match=words):

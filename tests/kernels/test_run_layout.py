@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_kernels import MAX_TILE, LinearGroup, RunLayout, TorchBackend
+from motet_kernels.int8_layout import int8_layout
 from motet_kernels.run_layout import ALIGNMENT_BYTES
 
 GROUPS = (
@@ -41,6 +42,22 @@ def test_every_byte_of_a_run_belongs_to_one_matrix_at_most(layout: RunLayout) ->
     spans.sort()
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     assert spans[-1][1] <= layout.bytes < sum(end - begin + ALIGNMENT_BYTES for begin, end in spans)
+
+
+@pytest.mark.parametrize("make", [RunLayout, int8_layout])
+def test_scales_and_shifts_are_read_as_they_were_written_and_those_without_end_are_seen(make) -> None:
+    layout = make(16, GROUPS, torch.float32)
+    run = torch.zeros(layout.bytes, dtype=torch.uint8)
+    c, e = torch.linspace(0.5, 2, 56), torch.linspace(-3, 3, 56)
+    layout.write(run, "up", torch.ones(14, 32), torch.ones(56, 14), 1.0)
+    layout.write_scaling(run, "up", c, e)
+    for found, written in zip(layout.scaling(run, "up"), (c - 1, e), strict=True):
+        step = written.abs().max() / 127 if make is int8_layout else 1e-6
+        assert float((found - written).abs().max()) <= step
+    assert not layout.matrices(run, "up")[0][-2:].any()
+    assert layout.is_finite(run, "up")
+    layout.write_scaling(run, "up", c, e.index_fill(0, torch.tensor([3]), torch.inf))
+    assert not layout.is_finite(run, "up")
 
 
 @given(layouts(), st.integers(0, 3))

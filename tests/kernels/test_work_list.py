@@ -28,6 +28,9 @@ ITEMSIZE = 2
 ADAPTERS = [
     PlacedAdapter(str(number), number * 4096, rank, frozenset({f"linear {number % LINEARS}"}))
     for number, rank in enumerate([16, 64, 16, 128, 32, 512, 48, 80])
+] + [
+    PlacedAdapter(str(rank), rank * 4096, rank, frozenset({"linear 7"}), products)
+    for rank, products in ((32, 16), (48, 48), (528, 512))
 ]
 OWNERS = st.lists(
     st.tuples(st.one_of(st.none(), st.sampled_from(ADAPTERS)), st.integers(1, 2 * CHUNK_ROWS + 9)), max_size=9
@@ -37,6 +40,11 @@ OWNERS = st.lists(
 
 def segments_of(owners: list[PlacedAdapter | None]) -> list[Segment]:
     return [Segment(row, row + 1, owner) for row, owner in enumerate(owners) if owner is not None]
+
+
+def rank_of(chunk: Chunk) -> int:
+    """Of its products: what scales has none"""
+    return chunk.adapter.product_rank or chunk.adapter.rank
 
 
 def written(chunks: list[Chunk]) -> np.ndarray:
@@ -66,9 +74,9 @@ def test_mixed_ranks_cost_their_sum(owners: list[PlacedAdapter | None]) -> None:
     chunks = chunks_of(segments_of(owners))
     array, room = written(chunks), smallest_room(chunks, LINEARS)
     entries = array[room.begin_entries :]
-    assert array[ENTRIES] == len(entries) == sum(chunk.adapter.rank for chunk in chunks) // RANK_STEP
+    assert array[ENTRIES] == len(entries) == sum(map(rank_of, chunks)) // RANK_STEP
     assert [divmod(int(entry), ENTRY_STEPS) for entry in entries] == [
-        (number, step) for number, chunk in enumerate(chunks) for step in range(chunk.adapter.rank // RANK_STEP)
+        (number, step) for number, chunk in enumerate(chunks) for step in range(rank_of(chunk) // RANK_STEP)
     ]
 
 
@@ -78,9 +86,11 @@ def test_a_chunk_tells_what_a_program_needs(owners: list[PlacedAdapter | None]) 
     array, room = written(chunks), smallest_room(chunks, LINEARS)
     records = array[HEADER:][: len(chunks) * room.fields].reshape(len(chunks), room.fields)
     taken = 0
-    for chunk, (first, count, rank, run, products, *bits) in zip(chunks, records.tolist(), strict=True):
+    for chunk, (first, count, rank, run, products, layout, scaled, *bits) in zip(chunks, records.tolist(), strict=True):
         assert array[room.begin_rows + first :][:count].tolist() == chunk.rows
-        assert (rank, run * ITEMSIZE) == (chunk.adapter.rank, chunk.adapter.offset)
+        assert (rank, run * ITEMSIZE) == (rank_of(chunk), chunk.adapter.offset)
+        assert layout == (chunk.adapter.rank // RANK_STEP - 1) * LINEARS
+        assert scaled == (chunk.adapter.rank if chunk.adapter.scales else 0)
         assert products == taken, "chunks share no products"
         taken += rank * count
         changed = [n for n in range(LINEARS) if bits[n // 32] >> n % 32 & 1]
@@ -94,7 +104,7 @@ def test_classes_of_ranks_follow_each_other(owners: list[PlacedAdapter | None]) 
     chunks = chunks_of(segments_of(owners))
     ends = written(chunks)[CLASS_ENDS:][:CLASSES].tolist()
     found = [place for place, end in enumerate(ends) for _ in range(end - ([0, *ends])[place])]
-    assert found == [rank_class(chunk.adapter.rank) for chunk in chunks]
+    assert found == [rank_class(rank_of(chunk)) for chunk in chunks]
     assert ends[-1] == len(chunks)
 
 

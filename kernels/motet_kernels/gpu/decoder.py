@@ -1,9 +1,9 @@
 """The forward pass of a Llama-shaped decoder on a GPU, in few launches (PU-21, OR-05, OR-17).
 
 A layer has four products, which torch computes; two fused residual additions with norms; one rotation with the write of
-keys and values; one SiLU · up; its attention; and at most eight launches for LoRA. Nothing waits for the device, and
-all numbers that change from step to step are on the device. So the pass can be captured, and a replay uses the present
-contents of the tensors of both batches.
+keys and values; one SiLU · up; its attention; and at most eight launches for LoRA, or twelve if adapters scale. Nothing
+waits for the device, and all numbers that change from step to step are on the device. So the pass can be captured, and
+a replay uses the present contents of the tensors of both batches.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The back end of add_lora for a GPU. It reads adapters in place, and computes each at its own rank (PU-01, PU-04)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from motet_kernels.gpu.launches import launch_overlapping
-from motet_kernels.gpu.lora_kernels import lora_expand, lora_shrink
-from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
+from motet_kernels.gpu.lora_kernels import lora_expand, lora_scale, lora_shrink
+from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, SCALED_COLUMNS, splits, tile_columns, tile_inputs
 from motet_kernels.gpu.work_list import HEADER, Chunk, Room, chunks_of, room_for, smallest_room, words, write_list
 from motet_kernels.int8_layout import SCALE_BYTES, Int8Layout, int8_layout
 from motet_kernels.lora_batch import PlacedAdapter, Segment
@@ -25,7 +25,7 @@ KEPT_SETS = 1024
 WARPS = 4
 """Of a program. Each warp of shrink multiplies its part of the inputs of a tile."""
 
-SHRINK_WARPS, EXPAND_WARPS = 20, 12
+SCALE_WARPS, SHRINK_WARPS, EXPAND_WARPS = 32, 20, 12
 """The warps that a multiprocessor's registers have room for (compute capability 9.0). So all programs run at once."""
 
 SHRINK_REGISTERS, EXPAND_REGISTERS = 96, 168
@@ -33,6 +33,9 @@ SHRINK_REGISTERS, EXPAND_REGISTERS = 96, 168
 There is no limit for types of four bytes, which need more registers."""
 
 INTERPRETED_PROGRAMS = 3
+
+MAX_LAYOUT_RANK = MAX_RANK + RANK_STEP
+"""Of a run: an adapter of MAX_RANK that scales has SCALE_ROWS more"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class GpuLoraBatch:
     """[splits · linears · room.products] fp32; `splits · linears` is the model's largest."""
     empty: bool
     """True if no launch is needed. Never true for captured launches."""
+    scales: bool
+    """True if an adapter may scale the linears' own results, which takes one more launch"""
 
 
 @dataclass(frozen=True)
@@ -104,15 +109,20 @@ class GpuBackend:
     def make_batch(self, segments: Sequence[Segment]) -> GpuLoraBatch:
         chunks = chunks_of(segments)
         room = smallest_room(chunks, len(self._sizes))
-        batch = self._batch(room, empty=not chunks)
+        batch = self._batch(room, empty=not chunks, scales=any(chunk.adapter.scales for chunk in chunks))
         self._write(batch, chunks)
         return batch
 
     def fixed_batch(self, max_rows: int) -> GpuLoraBatch:
-        """A batch for captured launches, to be refilled with at most `max_rows` rows."""
-        batch = self._batch(room_for(max_rows, len(self._sizes)), empty=False)
+        """A batch for captured launches, to be refilled with at most `max_rows` rows of adapters that do not scale."""
+        batch = self._batch(room_for(max_rows, len(self._sizes)), empty=False, scales=False)
         self._write(batch, [])
         return batch
+
+    @staticmethod
+    def that_scales(batch: GpuLoraBatch) -> GpuLoraBatch:
+        """The same batch in the same memory, for other captured launches: any of its adapters may scale."""
+        return replace(batch, scales=True)
 
     def fill(self, batch: GpuLoraBatch, segments: Sequence[Segment]) -> None:
         """Put these segments into the batch, for later launches on this stream, also captured ones."""
@@ -139,7 +149,19 @@ class GpuBackend:
         room, work = batch.room, batch.work
         chunks, rows, entries = work[HEADER:], work[room.begin_rows :], work[room.begin_entries :]
         tile = tile_inputs(call.inputs)
-        places = self._offsets, len(self._sizes), *call.numbers
+        places = self._offsets, *call.numbers
+        outputs = {f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)}
+        if batch.scales:
+            launch_overlapping(
+                lora_scale,
+                self._programs(SCALE_WARPS // WARPS),
+                *(y, y.stride(0), self._memory, self._scales, *places, work, chunks, rows, room.fields),
+                **outputs,
+                COLUMNS=SCALED_COLUMNS,
+                INT8=self._int8,
+                num_warps=WARPS,
+                num_stages=1,
+            )
         launch_overlapping(
             lora_shrink,
             self._programs(SHRINK_WARPS // WARPS),
@@ -161,7 +183,7 @@ class GpuBackend:
             *(y, y.stride(0), self._memory, *places, work, chunks, rows, room.fields, batch.products, room.products),
             splits(call.inputs),
             LINEARS=call.count,
-            **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
+            **outputs,
             **{f"COLUMNS_{place}": tile_columns(place, widest, self._tile_itemsize) for place in range(CLASSES)},
             num_warps=WARPS,
             num_stages=1,
@@ -171,16 +193,19 @@ class GpuBackend:
     def _programs(self, of_a_multiprocessor: int) -> tuple[int]:
         return (self._processors * of_a_multiprocessor or INTERPRETED_PROGRAMS,)
 
-    def _batch(self, room: Room, *, empty: bool) -> GpuLoraBatch:
+    def _batch(self, room: Room, *, empty: bool, scales: bool) -> GpuLoraBatch:
         device = self._memory.device
         products = torch.empty(self._products * room.products, dtype=torch.float32, device=device)
-        return GpuLoraBatch(room, torch.empty(room.size, dtype=torch.int64, device=device), products, empty)
+        return GpuLoraBatch(room, torch.empty(room.size, dtype=torch.int64, device=device), products, empty, scales)
 
     def _write(self, batch: GpuLoraBatch, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             adapter = chunk.adapter
-            if adapter.rank % self.tile or not 0 < adapter.rank <= MAX_RANK:
-                raise ValueError(f"a rank must be a multiple of {self.tile} up to {MAX_RANK}, not {adapter.rank}")
+            for rank, most in ((chunk.rank, MAX_RANK), (adapter.rank, MAX_LAYOUT_RANK)):
+                if rank % self.tile or not 0 < rank <= most:
+                    raise ValueError(f"a rank must be a multiple of {self.tile} up to {most}, not {rank}")
+            if adapter.scales and not batch.scales:
+                raise ValueError(f"{adapter.name} scales, and the batch has no launch for that")
             if adapter.offset % ALIGNMENT_BYTES:
                 raise ValueError(f"a run must begin at a multiple of {ALIGNMENT_BYTES} bytes, not at {adapter.offset}")
         array = write_list(chunks, batch.room, self._memory.itemsize, lambda adapter: self._changed(adapter.linears))
@@ -192,7 +217,7 @@ class GpuBackend:
     def _all_offsets(self) -> npt.NDArray[np.int64]:
         """[ranks / RANK_STEP, linears, PLACES] where A, B and the scales of each linear begin in a run, each counted in
         elements of its own type"""
-        layouts = [self._layout(rank) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
+        layouts = [self._layout(rank) for rank in range(RANK_STEP, MAX_LAYOUT_RANK + 1, RANK_STEP)]
         return np.array([[self._places_in(layout, linear) for linear in self._sizes] for layout in layouts])
 
     def _places_in(self, layout: RunLayout, linear: str) -> tuple[int, int, int]:

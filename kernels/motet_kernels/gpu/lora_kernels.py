@@ -1,4 +1,5 @@
-"""add_lora in two launches: shrink computes v = x · A, expand adds v · B to y (PU-02).
+"""add_lora in two launches: shrink computes v = x · A, expand adds v · B to y (PU-02). If an adapter scales what the
+linears themselves give, a launch before these two does that.
 
 Each launch has as many programs as the GPU runs at once. The programs share a list of work in the GPU's memory
 (`work_list.py`). So unused adapters cost no time, and a captured launch stays right when the adapters change (PU-03).
@@ -26,16 +27,19 @@ ROW_COUNT = tl.constexpr(work_list.ROW_COUNT)
 RANK = tl.constexpr(work_list.RANK)
 RUN = tl.constexpr(work_list.RUN)
 PRODUCTS = tl.constexpr(work_list.PRODUCTS)
+LAYOUT = tl.constexpr(work_list.LAYOUT)
+SCALED = tl.constexpr(work_list.SCALED)
 CHANGED = tl.constexpr(work_list.CHANGED)
 WORD_BITS = tl.constexpr(work_list.WORD_BITS)
 ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
+LAST_CLASS = tl.constexpr(lora_tiles.CLASSES - 1)
 
 PLACES = tl.constexpr(3)
 """The entries of a linear in the table of offsets: A, B and the scales"""
 SCALE_BYTES = tl.constexpr(4)
 
-NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
+NOT_SPECIALIZED = ["linear_0", "linear_1", "linear_2", "fields"]
 """Arguments that differ by layer and model: a kernel must not be compiled again if one is 1 or divisible by 16."""
 
 
@@ -48,7 +52,7 @@ def _is_changed(chunk, linear):
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def lora_shrink(
-    x, x_stride, memory, scales, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, fields,
+    x, x_stride, memory, scales, offsets, linear_0, linear_1, linear_2, work, chunks, rows, entries, fields,
     products, products_size,
     LINEARS: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, INT8: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -75,12 +79,13 @@ def lora_shrink(
             linear = tl.where(place == 2, linear_2, linear)
         # Loaded before it is known whether they are needed, so that the loads do not wait for each other.
         rank = tl.load(chunk + RANK)
+        layout = tl.load(chunk + LAYOUT)
         run = tl.multiple_of(tl.load(chunk + RUN), 16)
         first = tl.load(chunk + FIRST_ROW)
         row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
         first_product = tl.load(chunk + PRODUCTS)
         if _is_changed(chunk, linear):
-            places = offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES
+            places = offsets + (layout + linear) * PLACES
             a = memory + run + tl.multiple_of(tl.load(places), 16)
             part = tl.arange(0, PARTS)[:, None, None]
             inputs_down = split * TILE + part * PART + tl.arange(0, PART)[None, :, None]
@@ -159,42 +164,101 @@ def _power_of_two(number):
 
 
 @triton.jit
+def _linear_of(
+    tile, linear_0, linear_1, linear_2, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr, OUTPUTS_2: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of a tile of the results: the place of its linear among those that are computed together, the linear, its
+    outputs, how many results are left of them, and the tile's number among them"""
+    TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
+    TILES_1: tl.constexpr = (OUTPUTS_1 + COLUMNS - 1) // COLUMNS
+    place = 0
+    linear = linear_0
+    outputs = OUTPUTS_0
+    left_of = 0
+    if tile >= TILES_0 + TILES_1:
+        place = 2
+        linear = linear_2
+        outputs = OUTPUTS_2
+        left_of = OUTPUTS_0 + OUTPUTS_1
+        tile -= TILES_0 + TILES_1
+    elif tile >= TILES_0:
+        place = 1
+        linear = linear_1
+        outputs = OUTPUTS_1
+        left_of = OUTPUTS_0
+        tile -= TILES_0
+    return place, linear, outputs, left_of, tile
+
+
+@triton.jit
+def _tiles_of(OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr, OUTPUTS_2: tl.constexpr, COLUMNS: tl.constexpr):
+    return tl.cdiv(OUTPUTS_0, COLUMNS) + tl.cdiv(OUTPUTS_1, COLUMNS) + tl.cdiv(OUTPUTS_2, COLUMNS)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def lora_scale(
+    y, y_stride, memory, scales, offsets, linear_0, linear_1, linear_2, work, chunks, rows, fields,
+    OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr, OUTPUTS_2: tl.constexpr, COLUMNS: tl.constexpr,
+    INT8: tl.constexpr, OVERLAPS: tl.constexpr,
+) -> None:  # fmt: skip
+    """y[row] += d · y[row] + e in fp32, rounded once, for the rows whose adapter scales: see `RunLayout.scaling`. INT8:
+    as in shrink; d and e each have a scale."""
+    let_next_begin(OVERLAPS)
+    TILES: tl.constexpr = _tiles_of(OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, COLUMNS)
+    count = tl.load(work + CLASS_ENDS + LAST_CLASS) * TILES
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        chunk = chunks + item // TILES * fields
+        _, linear, outputs, left_of, tile = _linear_of(
+            item % TILES, linear_0, linear_1, linear_2, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, COLUMNS
+        )
+        rank = tl.load(chunk + SCALED)
+        if (rank > 0) & _is_changed(chunk, linear):
+            run = tl.multiple_of(tl.load(chunk + RUN), 16)
+            places = offsets + (tl.load(chunk + LAYOUT) + linear) * PLACES
+            of_linear = memory + run + tl.multiple_of(tl.load(places + 1), 16)
+            columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+            inside = columns < outputs
+            d = tl.load(of_linear + (rank - 2) * outputs + columns, mask=inside, other=0.0).to(tl.float32)
+            e = tl.load(of_linear + (rank - 1) * outputs + columns, mask=inside, other=0.0).to(tl.float32)
+            if INT8:
+                of_run = scales + run // SCALE_BYTES + tl.load(places + 2) + rank
+                d *= tl.load(of_run - 2)
+                e *= tl.load(of_run - 1)
+            wait_for_previous(OVERLAPS)
+            first = tl.load(chunk + FIRST_ROW)
+            row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
+            for start in range(0, row_count, ROWS):
+                numbers = start + tl.arange(0, ROWS)
+                here = numbers < row_count
+                row = tl.load(rows + first + numbers, mask=here, other=0)
+                places_y = row[:, None] * y_stride + left_of + columns[None, :]
+                mask_y = here[:, None] & inside[None, :]
+                before = tl.load(y + places_y, mask=mask_y, other=0.0).to(tl.float32)
+                tl.store(y + places_y, (before + e + before * d).to(y.dtype.element_ty), mask=mask_y)
+    wait_for_previous(OVERLAPS)
+
+
+@triton.jit
 def _expand_class(
-    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, first_chunk, last_chunk, chunks, rows,
+    y, y_stride, memory, offsets, linear_0, linear_1, linear_2, first_chunk, last_chunk, chunks, rows,
     fields, products, products_size,
     splits, LINEARS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Computes the chunks of one class of ranks. LOOPED: ranks may be above HELD, and use several tiles of B."""
-    TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
-    TILES_1: tl.constexpr = (OUTPUTS_1 + COLUMNS - 1) // COLUMNS
-    TILES_2: tl.constexpr = (OUTPUTS_2 + COLUMNS - 1) // COLUMNS
-    TILES: tl.constexpr = TILES_0 + TILES_1 + TILES_2
+    TILES: tl.constexpr = _tiles_of(OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, COLUMNS)
     count = (last_chunk - first_chunk) * TILES
     for item in range(tl.program_id(0), count, tl.num_programs(0)):
         chunk = chunks + (first_chunk + item // TILES) * fields
-        tile = item % TILES
-        place = 0
-        linear = linear_0
-        outputs = OUTPUTS_0
-        left_of = 0
-        if tile >= TILES_0 + TILES_1:
-            place = 2
-            linear = linear_2
-            outputs = OUTPUTS_2
-            left_of = OUTPUTS_0 + OUTPUTS_1
-            tile -= TILES_0 + TILES_1
-        elif tile >= TILES_0:
-            place = 1
-            linear = linear_1
-            outputs = OUTPUTS_1
-            left_of = OUTPUTS_0
-            tile -= TILES_0
+        place, linear, outputs, left_of, tile = _linear_of(
+            item % TILES, linear_0, linear_1, linear_2, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, COLUMNS
+        )
         rank = tl.multiple_of(tl.load(chunk + RANK).to(tl.int32), 16)
         run = tl.multiple_of(tl.load(chunk + RUN), 16)
         if _is_changed(chunk, linear):
-            begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES + 1)
+            begin = tl.load(offsets + (tl.load(chunk + LAYOUT) + linear) * PLACES + 1)
             b = memory + run + tl.multiple_of(begin, 16)
             columns = tile * COLUMNS + tl.arange(0, COLUMNS)
             inside = columns < outputs
@@ -230,7 +294,7 @@ def _expand_class(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "splits"])
 def lora_expand(
-    y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, fields, products,
+    y, y_stride, memory, offsets, linear_0, linear_1, linear_2, work, chunks, rows, fields, products,
     products_size,
     splits, LINEARS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
@@ -244,22 +308,22 @@ def lora_expand(
     end_2 = tl.load(work + CLASS_ENDS + 2)
     end_3 = tl.load(work + CLASS_ENDS + 3)
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, fields,
+        y, y_stride, memory, offsets, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, fields,
         products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True,
         OVERLAPS,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, fields,
+        y, y_stride, memory, offsets, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, fields,
         products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False,
         OVERLAPS,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, fields,
+        y, y_stride, memory, offsets, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, fields,
         products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False,
         OVERLAPS,
     )  # fmt: skip
     _expand_class(
-        y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, fields,
+        y, y_stride, memory, offsets, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, fields,
         products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False,
         OVERLAPS,
     )  # fmt: skip

@@ -24,6 +24,9 @@ uses several of the largest tiles, whose products are added."""
 
 CLASSES = len(HELD_RANKS)
 
+SCALED_COLUMNS = 128
+"""The columns of y that a program scales at once"""
+
 _TILE_BYTES = 16384
 """The most bytes of a tile of B: the tile stays in registers for all rows."""
 

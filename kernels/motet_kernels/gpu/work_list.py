@@ -19,8 +19,10 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 ENTRIES, CLASS_ENDS = 0, 1
 HEADER = 16
 
-# The fields of a chunk. From CHANGED on, each linear has a bit: 1 if the adapter changes the linear.
-FIRST_ROW, ROW_COUNT, RANK, RUN, PRODUCTS, CHANGED = range(6)
+# The fields of a chunk. RANK is that of its products. LAYOUT is where the offsets of its run's layout begin in the
+# table of all layouts, counted in linears. SCALED is the rank of this layout if the adapter scales, else 0. From
+# CHANGED on, each linear has a bit: 1 if the adapter changes the linear.
+FIRST_ROW, ROW_COUNT, RANK, RUN, PRODUCTS, LAYOUT, SCALED, CHANGED = range(8)
 WORD_BITS = 32
 
 ENTRY_STEPS = 256
@@ -70,6 +72,11 @@ class Chunk:
     adapter: PlacedAdapter
     rows: Sequence[int]
 
+    @property
+    def rank(self) -> int:
+        """Of its products"""
+        return self.adapter.product_rank or self.adapter.rank
+
 
 def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
     """A chunk has at most CHUNK_ROWS rows of one adapter, from anywhere in the batch. Chunks of one class of ranks are
@@ -82,15 +89,15 @@ def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
         for adapter, rows in rows_of.items()
         for first in range(0, len(rows), CHUNK_ROWS)
     ]
-    return sorted(chunks, key=lambda chunk: (rank_class(chunk.adapter.rank), -len(chunk.rows)))
+    return sorted(chunks, key=lambda chunk: (rank_class(chunk.rank), -len(chunk.rows)))
 
 
 def smallest_room(chunks: Sequence[Chunk], linears: int) -> Room:
     return Room(
         rows=sum(len(chunk.rows) for chunk in chunks),
         chunks=len(chunks),
-        entries=sum(chunk.adapter.rank // RANK_STEP for chunk in chunks),
-        products=sum(len(chunk.rows) * chunk.adapter.rank for chunk in chunks),
+        entries=sum(chunk.rank // RANK_STEP for chunk in chunks),
+        products=sum(len(chunk.rows) * chunk.rank for chunk in chunks),
         linears=linears,
     )
 
@@ -108,16 +115,18 @@ def write_list(
     entries: list[int] = []
     for number, chunk in enumerate(chunks):
         adapter, count = chunk.adapter, len(chunk.rows)
-        records += (first, count, adapter.rank, adapter.offset // itemsize, products, *changed(adapter))
+        layout = (adapter.rank // RANK_STEP - 1) * room.linears
+        scaled = adapter.rank if adapter.scales else 0
+        records += (first, count, chunk.rank, adapter.offset // itemsize, products, layout, scaled, *changed(adapter))
         rows += chunk.rows
-        entries += range(number * ENTRY_STEPS, number * ENTRY_STEPS + adapter.rank // RANK_STEP)
+        entries += range(number * ENTRY_STEPS, number * ENTRY_STEPS + chunk.rank // RANK_STEP)
         first += count
-        products += count * adapter.rank
+        products += count * chunk.rank
     array = np.zeros(room.begin_entries + needed.entries, dtype=np.int64)
     array[HEADER : HEADER + len(records)] = records
     array[room.begin_rows : room.begin_rows + len(rows)] = rows
     array[room.begin_entries :] = entries
-    classes = [rank_class(chunk.adapter.rank) for chunk in chunks]
+    classes = [rank_class(chunk.rank) for chunk in chunks]
     array[ENTRIES] = len(entries)
     array[CLASS_ENDS : CLASS_ENDS + CLASSES] = np.searchsorted(classes, np.arange(CLASSES), side="right")
     return array
