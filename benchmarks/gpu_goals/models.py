@@ -13,6 +13,7 @@ from motet_kernels.decoder_weights import DecoderWeights, LayerWeights
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.decoder import GpuDecoder
 from motet_kernels.gpu.lora_backend import GpuBackend, GpuLoraBatch
+from motet_kernels.run_layout import SCALE_ROWS
 from motet_kernels.torch_linear import TorchWeights
 
 PAGE_TOKENS = 16
@@ -127,11 +128,12 @@ class Model:
 class Adapters:
     """As many adapters on all linears of a model, one behind the other in memory."""
 
-    def __init__(self, model: Model, number: int, rank: int) -> None:
+    def __init__(self, model: Model, number: int, rank: int, *, scale: bool = False) -> None:
+        """`scale`: they scale the linears' own results, as DoRA does."""
         bench = model.bench
-        layout = GpuBackend(model.groups, torch.empty(64, dtype=torch.uint8, device=bench.device), bench.dtype).layout(
-            rank
-        )
+        empty = GpuBackend(model.groups, torch.empty(64, dtype=torch.uint8, device=bench.device), bench.dtype)
+        layout = empty.layout(rank + SCALE_ROWS * scale)
+        self._products = empty.layout(rank).rank * scale
         self.memory = bench.random(number * layout.bytes // bench.dtype.itemsize, scale=0.02).view(torch.uint8)
         self.layout, self.rank = layout, layout.rank
         self.backend = GpuBackend(model.groups, self.memory, bench.dtype)
@@ -144,11 +146,14 @@ class Adapters:
             owner * self.layout.bytes,
             self.rank,
             self._all if linears is None else linears,
+            self._products,
         )
 
     def batch(self, owners: Sequence[int | None], linears: frozenset[str] | None = None) -> GpuLoraBatch:
         """Of a row for each owner; None: a row without an adapter"""
         batch = self.backend.fixed_batch(len(owners))
+        if self._products:
+            batch = self.backend.that_scales(batch)
         self.backend.fill(batch, self.segments(owners, linears))
         return batch
 

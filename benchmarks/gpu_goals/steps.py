@@ -1,5 +1,5 @@
 """Whole decode steps, each captured as one graph: with and without LoRA (G6, G7, G9), and without it against others
-(G13)."""
+(G13); and of DoRA against LoRA (G21)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +32,8 @@ MOST_ADDED = {  # in percent, with 32 rows
 }
 SAME_LOGITS = 0.05
 """How far another way of LoRA may be from ours in a whole model, as a share of the logits"""
+SAME_SCALED = 0.01
+"""How far one linear with scales may be from fp64, as a share of it. Scales that are left out move it twice as far."""
 
 
 def _shapes(bench: Bench) -> Sequence[Shape]:
@@ -229,3 +231,42 @@ def g13(bench: Bench) -> Iterator[Figure]:
             against=against,
             note=f"{ours:.5g} us, {rows / ours * 1e6:.5g} tokens/s" if not bench.rehearsal else "",
         )
+
+
+def g21(bench: Bench) -> Iterator[Figure]:
+    """Distinct adapters on all linears. Those of DoRA have two rows more of each B to read, and a launch more for each
+    group of linears."""
+    rows = bench.sizes.sequences
+    owners = TRAFFIC["distinct"](rows)
+    for shape in _shapes(bench):
+        model = Model(bench, shape)
+        step = DecodeStep(model, rows, bench.sizes.contexts[0])
+        both = {name: Adapters(model, rows, bench.sizes.rank, scale=name == "dora") for name in ("lora", "dora")}
+        _check_scales(bench, both["dora"])
+        ways = {name: Way(_step_of(step, one.backend, one.batch(owners))) for name, one in both.items()}
+        times = bench.clock.compare(ways, seconds=3.0)
+        speed = times.pairs("lora", "dora")
+        yield Figure(
+            name=f"dora_vs_lora_{shape.name}_{rows}",
+            value=speed.ratio,
+            unit="x",
+            at_least=0.93,
+            spread=speed.spread,
+            note=f"of {times.median('lora'):.5g} us",
+        )
+        del model, step, both, ways
+        bench.freed()
+
+
+def _check_scales(bench: Bench, adapters: Adapters) -> None:
+    """The first linear of the first adapter, against fp64"""
+    layout, (linear, *_) = adapters.layout, adapters.layout.offsets
+    run = adapters.memory[: layout.bytes]
+    (a, b), (d, e) = layout.matrices(run, linear), layout.scaling(run, linear)
+    x, y = bench.random(1, a.shape[1]), bench.random(1, b.shape[1])
+    products = adapters.placed(0).product_rank
+    added = x.double() @ a[:products].double().t() @ b[:products].double()
+    expected = y.double() * (1 + d.double()) + e.double() + added
+    adapters.backend.add_lora(y, x, linear, adapters.batch([0]))
+    if not (error := float((y.double() - expected).norm() / expected.norm())) <= SAME_SCALED:
+        raise ArithmeticError(f"add_lora with scales differs from fp64 by {error:g}")
