@@ -1255,8 +1255,8 @@ def _may_pin(runner: Runner, digest: Digest, pinned: Collection[Digest]) -> bool
 def _best(
     able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int], had: Collection[InstanceName]
 ) -> Runner | None:
-    """First those that have not left an order unanswered, then those that had it before, then those with kernels of
-    Motet's, as others prove nothing, then those with the fewest checks"""
+    """First those that have not left an order unanswered, then those that had it before, then those that name their
+    kernels, as others prove nothing, then those with the fewest checks"""
 
     def rank(runner: Runner) -> tuple[bool, bool, bool, int, InstanceName]:
         silent = any(one.runner == start_of(runner) for one in state.silent)
