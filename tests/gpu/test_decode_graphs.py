@@ -13,7 +13,7 @@ from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.plan import StepPlan
 from tests.gpu.devices import DEVICE, LAYERS
 from tests.runner.engines import ask, load, make_engine, run
-from tests.runner.random_models import EIGHT, llama, save_adapter, save_base
+from tests.runner.random_models import EIGHT, RandomAdapter, llama, save_adapter, save_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -65,6 +65,26 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
         assert run(recorded, *sequences).tokens == run(reference, *sequences).tokens
     assert {2, 4} <= set(sizes)
     assert recorded.diagnostics.worker.captures == len(captured_sizes(ROWS)), "[recaptures = 0]"
+
+
+def test_adapters_that_scale_have_recorded_decodes_of_their_own(tmp_path: Path) -> None:
+    """Recorded when they are first needed, and once; the others stay as they are."""
+    base = save_base("llama", tmp_path / "base", config=llama(layers=LAYERS))
+    specs = RandomAdapter(16, 16, dora=True), RandomAdapter(5, 8, lora_bias=True), EIGHT[0]
+    folders = [save_adapter(base, "llama", spec, tmp_path / str(i), seed=i) for i, spec in enumerate(specs)]
+    recorded, reference = make_recorded_engine(base), make_engine(base, kernels="torch", plan_ahead=0)
+    for engine in (recorded, reference):
+        for digest, folder in zip(DIGESTS, folders, strict=True):
+            load(engine, digest, folder)
+        run(engine)
+    worker, plain = recorded.diagnostics.worker, len(captured_sizes(ROWS))
+    for owners, captures in (([2, 2, 2], plain), ([2, 0, 1], 2 * plain), ([1, 1, 0], 2 * plain)):
+        asked = [
+            ask(f"{owners} {place}", prompt=13 + 2 * place, max_tokens=3 + place, adapter=DIGESTS[owner])
+            for place, owner in enumerate(owners)
+        ]
+        assert run(recorded, *asked).tokens == run(reference, *asked).tokens
+        assert worker.captures == captures
 
 
 @pytest.mark.gpu

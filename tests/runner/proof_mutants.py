@@ -176,10 +176,13 @@ NORMS = host_load.norms_of_changed
 
 def _scaling(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Plant:
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        write = RunLayout.write_scaling
-        monkeypatch.setattr(
-            RunLayout, "write_scaling", lambda self, run, linear, c, e: write(self, run, linear, *change(c, e))
-        )
+        for layout in (RunLayout, Int8Layout):
+            write = layout.write_scaling
+            monkeypatch.setattr(
+                layout,
+                "write_scaling",
+                lambda self, run, linear, c, e, write=write: write(self, run, linear, *change(c, e)),
+            )
 
     return plant
 

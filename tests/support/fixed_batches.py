@@ -49,6 +49,10 @@ class FixedCppBackend(CppBackend):
         of = self.make_batch([])
         return FixedCppBatch(0, of, of.segments, of.address, 0, of.products_address, of.threads)
 
+    @staticmethod
+    def that_scales(batch: FixedCppBatch) -> FixedCppBatch:
+        return batch
+
     def fill(self, batch: FixedCppBatch, segments: Sequence[Segment]) -> None:
         type(self).filled += 1
         batch.of = of = self.make_batch(segments)

@@ -30,7 +30,6 @@ from motet_runner.execute.kernels.gpu_kernels_test import fault_of
 from motet_runner.execute.kernels.kernel_change import KernelChange
 from motet_runner.execute.kernels.kernel_choice import KernelChoice
 from motet_runner.execute.kernels.roles import Kernels
-from motet_runner.execute.load.base_outline import no_scales_of
 from motet_runner.execute.load.checkpoint_reader import ignore_progress
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.load_model import load
@@ -229,7 +228,6 @@ class Engine(PlannedEngine):
             adapter_rank_tile=kernels.add_lora.tile,
             kernels=choice.state,
             by_forecast=preset.admission == "forecast",
-            no_scales=no_scales_of(config),
             biased_modules=biased_modules(loaded.linears),
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
             run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",

@@ -100,8 +100,8 @@ def check(
     if scaled is not None and no_scales:
         raise AdapterIncompatible(
             f"{scaled.module} has DoRA, a bias on lora_B or a trained bias, which Motet does not serve {no_scales} "
-            "yet. Train with use_dora=False, lora_bias=False and bias='none', or serve it in a pool on CPUs, with "
-            "Motet's own engine.",
+            "yet. Train with use_dora=False, lora_bias=False and bias='none', or serve it in a pool with Motet's own "
+            "engine.",
             reason="FormatRejected",
         )
     without = next((linear.module for linear in linears if linear.bias and linear.module not in biased), None)

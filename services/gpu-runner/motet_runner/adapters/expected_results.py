@@ -176,7 +176,10 @@ class ExpectedResults:
         # The linear's own result is as large as what is added to it, so that rounding hides neither.
         typical = size.mean((1, 2), keepdim=True)
         if scales is not None:
-            typical = typical + scales.e.square().mean(1)[:, None, None]
+            changed, shifted = (scales.c - 1).abs(), scales.e.square()
+            if self._in_integers:  # a row of integers is as coarse as its largest number asks for
+                changed, shifted = (one.amax(1, keepdim=True).expand_as(one) for one in (changed, shifted))
+            typical = typical + shifted.mean(1)[:, None, None]
         typical = typical.sqrt()
         owns = (own.double() * torch.where(typical > 0, typical, 1.0)).to(self._dtype)
         owns[:, : ROWS // 2] = 0
@@ -185,8 +188,8 @@ class ExpectedResults:
         share = self._rounding**2
         explained.add_(size, alpha=share).add_(step * (sums.sum(2, keepdim=True) + 1))
         if scales is not None:
-            scaled_owns = (1 + (scales.c - 1).abs()).unsqueeze(1) * scaled_owns
-            explained += (share * scales.e.square() + FP32_ROUNDING**2 * scales.squares).unsqueeze(1)
+            scaled_owns = (1 + changed).unsqueeze(1) * scaled_owns
+            explained += (share * shifted + FP32_ROUNDING**2 * scales.squares).unsqueeze(1)
         explained.addcmul_(scaled_owns, scaled_owns, value=share).addcmul_(result, result, value=share)
         of_row = explained.mean(2, keepdim=True).sqrt_()
         names = tuple(one.module for one in linears)
@@ -224,7 +227,7 @@ class ExpectedResults:
         of: DoRA that changes little adds a bias and takes away nearly the same."""
         assert self._base is not None, "the adapter scales, and nothing is known of the base"
         base = self._base(linear.module)
-        bias = torch.zeros(len(b), dtype=torch.float64) if base.bias is None else base.bias.double().cpu()
+        bias = torch.zeros(len(b), dtype=torch.float64) if base.bias is None else base.bias.double()
         c = torch.ones(len(b), dtype=torch.float64)
         if linear.magnitude is not None:
             c = matrices.read(linear.magnitude).double() / _lengths(base, a, linear.scale * b)
@@ -240,10 +243,10 @@ class ExpectedResults:
 def _lengths(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[outputs] of the rows of W + B · A, computed in fp64. They are the load's where these are off by no more than
     rounding explains: where B · A takes away most of a row, a little rounding makes a large difference."""
-    of_base = base.squares().double().cpu()
-    crossed = torch.einsum("or,ro->o", b, base.multiply(a.float()).double().cpu())
+    of_base = base.squares().double()
+    crossed = torch.einsum("or,ro->o", b, base.multiply(a.float()).double())
     added = torch.linalg.vecdot(b, b @ (a @ a.mT))
-    loaded = norms_of_changed(base, a.float(), b.float()).double().cpu()
+    loaded = norms_of_changed(base, a.float(), b.float()).double()
     squares = of_base + 2 * crossed + added
     explained = ROUNDING_OF_LENGTHS * (of_base + 2 * crossed.abs() + added)
     return torch.where((loaded.square() - squares).abs() <= explained, loaded, squares.clamp_min(0).sqrt())

@@ -32,7 +32,7 @@ PACE_SECONDS = 1.0
 
 
 class BaseLinear(NamedTuple):
-    """What DoRA and trained biases need to know of a linear."""
+    """What DoRA and trained biases need to know of a linear. All tensors are on the host."""
 
     squares: Callable[[], torch.Tensor]
     """Gives [outputs] of each row of the weight, the sum of its squares, in fp32. The first call reads the weight."""
@@ -221,7 +221,7 @@ class HostLoad:
             assert base.bias is not None, "the check refuses a bias for a linear without one"
             e = e + matrices.read(linear.bias).float() - base.bias.float()
         self.layout.write_scaling(run, module, c, e)
-        if not bool(self.layout.matrices(run, module)[1].isfinite().all()):  # DoRA scales B, too
+        if not self.layout.is_finite(run, module):  # DoRA scales B, too
             raise AdapterIncompatible(
                 f"What changes the result of {module} can't be computed in {self.layout.dtype}: it is infinite or not "
                 "a number. The training has diverged. Use an earlier checkpoint."

@@ -21,7 +21,6 @@ SCALE_ROWS = 2
 SLAB_VERSION = 1
 """Of what is in a slab. An earlier version that shares the cache has files of other names."""
 
-ON_A_GPU = "on a GPU"
 WITH_VLLM = "with vLLM"
 """Where adapters that scale and shift are not served yet"""
 

@@ -145,6 +145,10 @@ class AdapterLoads:
         """A loaded adapter, whose run begins at this page."""
         return self._place(digest, self._arrived[digest], first_page)
 
+    def any_scales(self, digests: Iterable[Digest]) -> bool:
+        """True if one of these loaded adapters scales the linears' own results"""
+        return any(self._arrived[digest].product_rank for digest in digests)
+
     def _place(self, digest: Digest, arrived: _Arrived, first_page: int) -> PlacedAdapter:
         return PlacedAdapter(
             digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears, arrived.product_rank

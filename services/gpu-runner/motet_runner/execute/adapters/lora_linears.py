@@ -6,6 +6,7 @@ iteration without adapters takes no extra work.
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -65,6 +66,9 @@ class LoraLinears:
         self._linears = linears
         self._squares_of = squares_of
         self._squares = cache(self._find_squares)
+        every = (parameter for module in linears.values() for parameter in module.parameters())
+        self._device = next((parameter.device for parameter in every), torch.device("cpu"))
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._dtype = dtype
         self._tile = add_lora.tile
         self.groups = _groups(self.shapes, groups)
@@ -124,18 +128,26 @@ class LoraLinears:
             return product
 
         def multiply(rows: torch.Tensor) -> torch.Tensor:
-            rows = rows.to(self._dtype)
-            try:
-                product = own(rows)
-            except RuntimeError:  # maybe the weights were packed since `forward` was read; there is another one now
-                product = own(rows)
-            return product if bias is None else product.float() - bias.float()
+            with self._beside():
+                rows = rows.to(self._device, self._dtype)
+                try:
+                    product = own(rows)
+                except RuntimeError:  # maybe the weights were packed since `forward` was read; there is another one now
+                    product = own(rows)
+                return (product if bias is None else product.float() - bias.float()).cpu()
 
-        return BaseLinear(lambda: self._squares(path), bias, multiply)
+        with self._beside():
+            on_host = None if bias is None else bias.cpu()
+        return BaseLinear(lambda: self._squares(path), on_host, multiply)
 
     def _find_squares(self, path: str) -> torch.Tensor:
         assert self._squares_of is not None, "nothing gives the squares of weights"
-        return self._squares_of(self._linears[path])
+        with self._beside():
+            return self._squares_of(self._linears[path]).cpu()
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """On a GPU, what a load computes does not wait for the iterations that are launched."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _followed(
         self, forward: Callable[[torch.Tensor], torch.Tensor], path: str, inputs: int, outputs: int

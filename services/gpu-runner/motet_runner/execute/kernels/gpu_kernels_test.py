@@ -12,6 +12,7 @@ import torch
 from motet.errors import SetupError
 from motet_kernels import LinearGroup, PlacedAdapter, Segment, TorchBackend
 from motet_kernels.reference import add_lora
+from motet_kernels.run_layout import SCALE_ROWS
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.gate.allowed_error import allowed, rms
@@ -20,7 +21,8 @@ from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.memory.out_of_memory import device_has_failed
 
 RANKS = (8, 24, 64, 128, 144)
-"""The ranks of the test's adapters: one for each size of tile, and one that needs several tiles"""
+"""The ranks of the test's adapters: one for each size of tile, and one that needs several tiles. Every other adapter
+scales the linears' own results."""
 
 _SCALE = 2.0
 
@@ -81,10 +83,14 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
     like = random(0)
     device, dtype = like.device, like.dtype
     empty = torch.empty(0, dtype=torch.uint8, device=device)
-    layouts = [kernels.add_lora.make([group], empty, dtype, 0).layout(rank) for rank in RANKS]
-    torchs = [TorchBackend([group], empty, dtype, copy_bytes=0).layout(rank) for rank in RANKS]
+    layout_of = kernels.add_lora.make([group], empty, dtype, 0).layout
+    torchs_layout_of = TorchBackend([group], empty, dtype, copy_bytes=0).layout
+    scaled = [number % 2 == 1 for number in range(len(RANKS))]
+    in_runs = [rank + SCALE_ROWS * scales for rank, scales in zip(RANKS, scaled, strict=True)]
+    layouts, torchs = ([of(rank) for rank in in_runs] for of in (layout_of, torchs_layout_of))
     memory, torchs_memory = (empty.new_zeros(sum(one.bytes for one in some)) for some in (layouts, torchs))
     matrices: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor, float]]] = {path: {} for path in group.outputs}
+    scales: dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {path: {} for path in group.outputs}
     segments: list[Segment] = []
     torchs_segments: list[Segment] = []
     offset = torchs_offset = 0
@@ -102,11 +108,17 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
             matrices[path][name] = (stored_a, stored_b.t(), 1.0)
             torchs_run = torchs_memory[torchs_offset : torchs_offset + torchs_layout.bytes]
             torchs_layout.write(torchs_run, path, stored_a[:rank], stored_b[:rank].t(), 1.0)
+            if scaled[number]:
+                layout.write_scaling(run, path, 1 + random(width).float() / 4, random(width).float())
+                d, e = (one.float() for one in layout.scaling(run, path))
+                torchs_layout.write_scaling(torchs_run, path, 1 + d, e)
+                scales[path][name] = 1 + d.double(), e
         first = 4 * len(segments)
         last = first + (1 if rank == RANKS[0] else 3)
         changed = frozenset(paths)
-        segments.append(Segment(first, last, PlacedAdapter(name, offset, layout.rank, changed)))
-        torchs_adapter = PlacedAdapter(name, torchs_offset, torchs_layout.rank, changed)
+        products = [of(rank).rank * scaled[number] for of in (layout_of, torchs_layout_of)]
+        segments.append(Segment(first, last, PlacedAdapter(name, offset, layout.rank, changed, products[0])))
+        torchs_adapter = PlacedAdapter(name, torchs_offset, torchs_layout.rank, changed, products[1])
         torchs_segments.append(Segment(first, last, torchs_adapter))
         offset += layout.bytes
         torchs_offset += torchs_layout.bytes
@@ -114,7 +126,7 @@ def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., t
     batch = backend.make_batch(segments)
     x = random(4 * len(segments), group.inputs)
     before = {path: random(len(x), width) for path, width in group.outputs.items()}
-    expected = [add_lora(y, x, segments, matrices[path]) for path, y in before.items()]
+    expected = [add_lora(y, x, segments, matrices[path], scales[path]) for path, y in before.items()]
     known = {path: y.clone() for path, y in before.items()}
     torchs_backend = TorchBackend([group], torchs_memory, dtype, copy_bytes=0)
     torchs_batch = torchs_backend.make_batch(torchs_segments)

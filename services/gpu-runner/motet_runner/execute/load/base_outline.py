@@ -15,7 +15,7 @@ from torch import nn
 from motet.digest import asset_digest
 from motet.errors import MotetError
 from motet_runner.adapters.certification import EngineLimits
-from motet_runner.adapters.layout import ON_A_GPU, WITH_VLLM
+from motet_runner.adapters.layout import WITH_VLLM
 from motet_runner.execute.adapters.lora_linears import biased_modules, features, linears_with_lora
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
@@ -35,7 +35,7 @@ def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
     if linears is None:
         linears = load(config.model, dtype, config.device).linears
     shapes = {path: shape for path, module in linears.items() if (shape := features(module)) is not None}
-    no_scales = WITH_VLLM if with_vllm else no_scales_of(config)
+    no_scales = WITH_VLLM if with_vllm else ""
     limits = EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
     return limits.with_base(config.model, asset_digest(config.model), _vocabulary(raw))
 
@@ -45,13 +45,6 @@ def _vocabulary(raw: dict[str, Any]) -> int:
     of_text = raw.get("text_config")
     found = raw.get("vocab_size") or (of_text.get("vocab_size") if isinstance(of_text, dict) else 0)
     return found if isinstance(found, int) else 0
-
-
-def no_scales_of(config: EngineConfig) -> str:
-    """Where Motet's engine does not serve adapters that scale and shift; empty: it serves them. A GPU's kernels do not,
-    also where Triton's interpreter computes them on a CPU."""
-    of_a_gpu = config.kernels == "triton" or config.adapter_dtype == "int8"
-    return ON_A_GPU if of_a_gpu or device_named(config.device).type != "cpu" else ""
 
 
 def _dtype(config: EngineConfig, raw: dict[str, Any]) -> str:

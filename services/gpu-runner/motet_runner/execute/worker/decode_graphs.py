@@ -3,6 +3,9 @@
 A graph depends on the number of rows alone. Tensors say which rows they are, and which lengths, pages and adapters they
 have, so a change of these needs no new graph. Rows up to the next captured number are padding: they have no keys, no
 adapter and no page.
+
+For adapters that scale the linears' own results there are other graphs, which launch more kernels. They are captured
+when they are first needed: most engines have no such adapter.
 """
 
 from bisect import bisect_left
@@ -43,6 +46,8 @@ class FixedLora(Protocol):
     """A back end of add_lora whose batches can be refilled, such as `motet_kernels.gpu.lora_backend.GpuBackend`"""
 
     def fixed_batch(self, max_rows: int) -> Any: ...
+
+    def that_scales(self, batch: Any) -> Any: ...
 
     def fill(self, batch: Any, segments: Sequence[Segment]) -> None: ...
 
@@ -97,27 +102,41 @@ class DecodeGraphs:
         self._backend = backend
         self._longest = longest
         self._graphs: dict[int, CapturedGraph] = {}
+        self._scaling: dict[int, CapturedGraph | None] = {}
+        """Those for adapters that scale; None: it could not be captured"""
         self._logits: torch.Tensor | None = None
         """[most rows, vocabulary] Shared by all graphs, to save memory"""
         self.captures = 0
         sizes = captured_sizes(most)
         self._lora = None if backend is None else backend.fixed_batch(max(sizes))
-        """Shared by all graphs: a smaller graph reads the first rows"""
+        self._that_scales = None if backend is None else backend.that_scales(self._lora)
+        """The same memory, shared by all graphs: a smaller graph reads the first rows"""
         self._adapters: object = None
         """The `adapters` for which `_lora` was filled"""
         self._capture_all(sizes)
         self._sizes = sorted(self._graphs)
 
-    def graph_for(self, rows: int) -> CapturedGraph | None:
-        """The smallest graph with at least `rows` rows; None: none is large enough"""
+    def graph_for(self, rows: int, *, scales: bool = False) -> CapturedGraph | None:
+        """The smallest graph with at least `rows` rows; None: none is large enough. `scales`: an adapter scales the
+        linears' own results."""
         at = bisect_left(self._sizes, rows)
-        return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
+        if at == len(self._sizes):
+            return None
+        size = self._sizes[at]
+        if not scales:
+            return self._graphs[size]
+        if size not in self._scaling:
+            if self._backend is not None:  # a capture computes, and the last iteration may have had more rows
+                self._adapters = None
+                self._backend.fill(self._that_scales, [])
+            self._scaling[size] = self._captured(size, self._that_scales)[0]
+        return self._scaling[size]
 
     def fill_adapters(self, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
         """`adapters`: a key. Equal keys have equal segments."""
         if self._backend is not None and self._adapters != adapters:
             self._adapters = None
-            self._backend.fill(self._lora, segments())
+            self._backend.fill(self._that_scales, segments())
             self._adapters = adapters
 
     def replay(self, graph: CapturedGraph) -> torch.Tensor:
@@ -136,19 +155,27 @@ class DecodeGraphs:
     def _capture_all(self, sizes: Sequence[int]) -> None:
         """Captures the largest graph first: the memory that it frees suffices for the others."""
         for size in sorted(sizes, reverse=True):
-            try:
-                self._graphs[size] = self._capture_graph(size)
-            except NotCaptured as error:
-                _warn(size, str(error))
-                if not error.for_memory:  # smaller graphs would fail as well
-                    break
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                _warn(size, str(error).strip().partition("\n")[0])
+            graph, for_memory = self._captured(size, self._lora)
+            if graph is not None:
+                self._graphs[size] = graph
+            elif not for_memory:  # smaller graphs would fail as well
+                break
         log.info("decodes_recorded", rows=sorted(self._graphs))
 
-    def _capture_graph(self, size: int) -> CapturedGraph:
+    def _captured(self, size: int, lora: Any) -> tuple[CapturedGraph | None, bool]:
+        """None if it could not be captured, and whether that was for memory"""
+        try:
+            return self._capture_graph(size, lora), False
+        except NotCaptured as error:
+            _warn(size, str(error))
+            return None, error.for_memory
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _warn(size, str(error).strip().partition("\n")[0])
+            return None, True
+
+    def _capture_graph(self, size: int, lora: Any) -> CapturedGraph:
         device = self.loaded.device
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
         attended = self._attention.fixed_batch(size, table=self._rows.pages)
@@ -160,7 +187,7 @@ class DecodeGraphs:
             sampled=[],
             scored=[],
             begun=[],
-            lora=self._lora,
+            lora=lora,
             tokens=size,
             longest=self._longest,
             line=Line([], np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)),
@@ -192,5 +219,5 @@ class DecodeGraphs:
 
 
 def _warn(rows: int, reason: str) -> None:
-    effect = "iterations larger than every recorded graph are launched kernel by kernel, which is slower"
+    effect = "iterations that no recorded graph serves are launched kernel by kernel, which is slower"
     log.warning("decodes_not_recorded", rows=rows, reason=reason, effect=effect)

@@ -60,8 +60,12 @@ class DeviceWorker(BaseWorker):
         self._most, self._longest = rows, longest
         self._capture = capture_for(loaded.device)
         self.graphs: DecodeGraphs | None = None
-        self.captures = 0
+        self._captures = 0
+
+    @property
+    def captures(self) -> int:
         """How many graphs were captured so far"""
+        return self._captures + (0 if self.graphs is None else self.graphs.captures)
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         super().use(backend, attention)
@@ -70,7 +74,7 @@ class DeviceWorker(BaseWorker):
     def _capture_graphs(self) -> None:
         """Capture decodes, if attention and LoRA have batches with fixed addresses. Not with a rope that depends on
         sequences' lengths, because the host has the lengths."""
-        self.graphs = None
+        self._captures, self.graphs = self.captures, None
         attention, backend = self._attention, self._backend
         if (
             isinstance(attention, FixedAttention)
@@ -88,7 +92,6 @@ class DeviceWorker(BaseWorker):
                     most=self._most,
                     longest=self._longest,
                 )
-            self.captures += self.graphs.captures
 
     def _move_pages(self, moves: Mapping[int, int]) -> None:
         super()._move_pages(moves)
@@ -115,9 +118,11 @@ class DeviceWorker(BaseWorker):
 
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
         """Compute all rows at once, with a graph if one is large enough."""
-        graph = None if self.graphs is None or plan.prefills else self.graphs.graph_for(plan.count)
-        if self.graphs is not None and graph is not None:
-            self._replay(plan, flight, self.graphs, graph)
+        graphs = None if plan.prefills else self.graphs
+        scales = graphs is not None and self.loads is not None and self.loads.any_scales(plan.adapters)
+        graph = None if graphs is None else graphs.graph_for(plan.count, scales=scales)
+        if graphs is not None and graph is not None:
+            self._replay(plan, flight, graphs, graph)
         else:
             self._compute_at_once(plan, flight)
 
