@@ -69,26 +69,34 @@ def test_once_no_runner_has_it_the_failure_of_the_source_is_told():
     assert published(driver)["pirate"].digest == PIRATE
 
 
-def test_a_source_that_is_away_is_asked_again_in_its_time_and_then_the_caches_too():
+def test_a_source_that_is_away_is_asked_again_in_its_time_and_no_cache_twice():
     driver = with_runners("r0", "r1")
     driver.state(of_digest())
     for failure in (AWAY, NOT_HERE):
         answers(driver, checks(driver)[0], failure)
     assert published(driver)["pirate"].state is AdapterReadiness.FAILED
-    driver.wait(29)
-    assert not checks(driver)
-    driver.wait(2)
+    for _ in range(2):
+        driver.wait(29)
+        assert not checks(driver)
+        driver.wait(2)
+        (order,) = checks(driver)
+        assert not order.cached_only
+        answers(driver, order, AWAY)
+        assert not checks(driver), "the other one has said that it does not have it"
+    driver.attach("r2")
+    driver.wait(31)
     (order,) = checks(driver)
-    assert not order.cached_only
     answers(driver, order, AWAY)
     (order,) = checks(driver)
-    assert order.cached_only
+    assert (order.instance, order.cached_only) == ("r2", True)
     assert published(driver)["pirate"].state is AdapterReadiness.FAILED, "until it is decided, it says what it said"
-    driver.detach(order.instance)
+    driver.detach("r2")
     driver.wait(1)
     assert not checks(driver), "the runner that was asked has gone, so it has failed for now"
     driver.wait(31)
-    assert checks(driver)
+    (order,) = checks(driver)
+    answers(driver, order)
+    assert published(driver)["pirate"].digest == PIRATE
 
 
 def test_whoever_names_no_digest_or_has_a_full_disk_asks_no_others():

@@ -1123,7 +1123,7 @@ class Adapters:
         self._places_changed(None)
         for adapter in self.by_name.values():
             for key, state in list(adapter.states.items()):
-                if state.refusals or state.unable or state.silent:
+                if state.refusals or state.unable or state.silent or state.lacking or state.without_it:
                     self._put(adapter, key, state.without(start))
                     self._to_tell[adapter.spec.ref.object] = None
         self._fetches_ended(runner)

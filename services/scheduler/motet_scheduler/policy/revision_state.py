@@ -109,6 +109,8 @@ class RevisionState:
     """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
     lacking: tuple[Refusal, ...] = ()
     """Runners that could not get its bytes. The first one has asked the source."""
+    without_it: tuple[Start, ...] = ()
+    """Those of an attempt before: if the source fails again, their caches are not asked once more."""
     failure: Failure | None = None
     """Why it is refused or has failed, also while it is asked again"""
     retry_at: float | None = None
@@ -137,7 +139,7 @@ class RevisionState:
         """Whether this runner may still answer."""
         if len(self.refusals) + len(self.unable) + len(self.lacking) >= MAX_REFUSED_BY:
             return False
-        if any(one.runner == start for one in self.lacking):
+        if self.lacking and (start in self.without_it or any(one.runner == start for one in self.lacking)):
             return False
         return start not in self.unable and not self.is_refused_by(start)
 
@@ -238,10 +240,12 @@ class RevisionState:
         """Nobody is left to ask, and it `is_lacked`."""
         failure = self.lacking[0].failure
         passes = failure.retry_after > 0
+        without_it = dict.fromkeys((*self.without_it, *(one.runner for one in self.lacking)))
         return replace(
             self,
             standing=Standing.FAILED,
             lacking=() if passes else self.lacking,
+            without_it=tuple(without_it)[-MAX_REFUSED_BY:],
             failure=replace(failure, message=f"{failure.message.rstrip('.')}. {LACKED_BY_ALL}"),
             retry_at=now + failure.retry_after if passes else None,
         )
@@ -262,6 +266,7 @@ class RevisionState:
             refusals=refusals,
             unable=tuple(one for one in self.unable if one != start) if refusals else (),
             lacking=tuple(one for one in self.lacking if one.runner != start),
+            without_it=tuple(one for one in self.without_it if one != start),
             silent=self._silent_without(start),
         )
 
