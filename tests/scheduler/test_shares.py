@@ -1,11 +1,10 @@
 """Tenants get shares by their weights, and no trick gets more."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from math import inf, nan
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,8 +24,6 @@ def ordinary() -> Iterator[Ask]:
 
 
 BATCH = {"request_class": RequestClass.BATCH}
-SOME, NONE = (defaultdict(lambda size=size: SimpleNamespace(size=size)) for size in (1, 0))
-"""What waits in each class"""
 
 
 def counters(driver) -> dict[str, float]:
@@ -403,9 +400,9 @@ def test_a_large_request_gets_a_floor_of_no_more_than_one_place():
     """It could not use its class's floor for long."""
     turns = ClassTurns({RequestClass.BATCH: 0.03})
     for _ in range(200):
-        turns.placed(RequestClass.INTERACTIVE, SOME)
+        turns.placed(RequestClass.INTERACTIVE, {RequestClass.BATCH})
     assert turns.early() == [RequestClass.BATCH]
-    turns.placed(RequestClass.BATCH, SOME)
+    turns.placed(RequestClass.BATCH, {RequestClass.BATCH})
     assert turns.early() == []
 
 
@@ -478,15 +475,15 @@ def test_a_class_of_which_nobody_waits_any_more_is_not_late():
 def test_a_class_whose_turn_it_is_may_have_the_last_places_once_it_was_passed():
     turns = ClassTurns({RequestClass.STANDARD: 0.5})
     for late in ((), (), (RequestClass.STANDARD,), (RequestClass.STANDARD,)):
-        turns.placed(RequestClass.INTERACTIVE, SOME)
+        turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
         assert turns.late() == late
-    turns.placed(RequestClass.STANDARD, SOME)
+    turns.placed(RequestClass.STANDARD, {RequestClass.STANDARD})
     assert (turns.early(), turns.late()) == ([RequestClass.STANDARD], ())
 
 
 def test_a_class_that_nobody_waits_in_is_owed_nothing():
     turns = ClassTurns({RequestClass.STANDARD: 0.5})
-    turns.placed(RequestClass.INTERACTIVE, SOME)
-    turns.placed(RequestClass.INTERACTIVE, NONE)
-    turns.placed(RequestClass.INTERACTIVE, SOME)
+    turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
+    turns.placed(RequestClass.INTERACTIVE, ())
+    turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
     assert turns.early() == []

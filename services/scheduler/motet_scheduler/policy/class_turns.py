@@ -4,10 +4,9 @@ When it is its turn, room beside the last places of runners mostly comes free, w
 none does, as those may have the last places whose turn it is not, it is late, and may have these, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from motet.runner_info import RequestClass
-from motet_scheduler.policy.class_queue import ClassQueue
 
 DUE = 1 - 1e-9
 """Sums of floors are not exact."""
@@ -35,12 +34,12 @@ class ClassTurns:
                 late += (one,)
         return late
 
-    def placed(self, request_class: RequestClass, waiting: Mapping[RequestClass, ClassQueue]) -> None:
-        """A request of this class was placed. `waiting`: by class, what still waits"""
+    def placed(self, request_class: RequestClass, waiting: Collection[RequestClass]) -> None:
+        """A request of this class was placed, and of these some still wait."""
         for one, floor in self._floors.items():
             if one is request_class:
                 self._owed[one] = max(0.0, self._owed[one] + floor - 1)
-            elif waiting[one].size:
+            elif one in waiting:
                 before = self._owed[one]
                 owed = self._owed[one] = min(1.0 + floor, before + floor)
                 self.came |= before < DUE <= owed or before < DUE + floor <= owed

@@ -482,7 +482,7 @@ class Queue:
         it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
         self._remove(request)
-        self._turns.placed(request.request_class, self.class_queues)
+        self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if others.size])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)
