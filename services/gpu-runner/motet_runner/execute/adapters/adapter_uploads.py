@@ -244,7 +244,9 @@ class AdapterLoads:
         self.stream.let_model_wait()  # the adapter's pages may get other contents at once
 
     def _offered(self, adapter: AdapterLayout, host: HostLoad | KeptInHost | SlabInPlace) -> bool:
-        return isinstance(host, HostLoad) and host.lacks_slab and self.offer(adapter, host)
+        if isinstance(host, KeptInHost | SlabInPlace):
+            return False
+        return host.lacks_slab and self.offer(adapter, host)
 
     def _keep(self, memory: torch.Tensor | None) -> None:
         if memory is not None and len(memory) + sum(map(len, self._kept)) <= MAX_KEPT_BYTES:
