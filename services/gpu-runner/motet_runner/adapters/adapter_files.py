@@ -162,7 +162,7 @@ class DiskAdapterFiles(Fetches):
         return self.cache.revisions
 
     async def keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None:
-        await self._in_folders(partial(self.cache.keep_revisions, revisions))
+        await self.threads.run(partial(self.cache.keep_revisions, revisions))  # no look at a folder waits for it
 
     async def _in_folders(self, call: Callable[[], T]) -> T:
         return await self.folders.run(call, discard=_discard)
