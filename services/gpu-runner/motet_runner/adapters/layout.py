@@ -18,7 +18,7 @@ import orjson
 SCALE_ROWS = 2
 """As `motet_kernels.run_layout` says: this module needs no torch"""
 
-SLAB_VERSION = 1
+SLAB_VERSION = 2
 """Of what is in a slab. An earlier version that shares the cache has files of other names."""
 
 WITH_VLLM = "with vLLM"
