@@ -89,7 +89,6 @@ class AdapterCache:
         self.folders: dict[Digest, Folder] = {}
         self.full = False
         self.numbers = itertools.count(1)
-        self.revisions: Mapping[str, tuple[Digest, ...]] = {}
 
     def lose_unsynced(self, world: World, host: str) -> None:
         """The machine went off. Files of adapters were synced before their folder appeared; the rest was not."""
@@ -223,13 +222,6 @@ class SimulatedAdapterFiles:
     async def forget_partial(self, request: FetchRequest) -> None: ...
 
     async def clear_partial(self) -> None: ...
-
-    @property
-    def revisions(self) -> Mapping[str, list[Digest]]:
-        return {manifest: [*revisions] for manifest, revisions in self._cache.revisions.items()}
-
-    async def keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None:
-        self._cache.revisions = revisions
 
     # ---------------------------------------------------------------------------------------------------------- inside
 

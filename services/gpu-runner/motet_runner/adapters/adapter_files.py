@@ -3,15 +3,14 @@
 Everything that may hang runs in threads, and for a limited time only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
-from motet.domain import Digest
 from motet.errors import Internal, MotetError
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache
@@ -72,12 +71,6 @@ class AdapterFiles(Protocol):
 
     async def clear_partial(self) -> None:
         """Remove the files of fetches that will not be continued."""
-
-    @property
-    def revisions(self) -> Any:
-        """What `keep_revisions` has written before this start"""
-
-    async def keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None: ...
 
 
 class DiskAdapterFiles(Fetches):
@@ -156,13 +149,6 @@ class DiskAdapterFiles(Fetches):
 
     async def clear_partial(self) -> None:
         await self.sources.clear_partial()
-
-    @property
-    def revisions(self) -> Any:
-        return self.cache.revisions
-
-    async def keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None:
-        await self.threads.run(partial(self.cache.keep_revisions, revisions))  # no look at a folder waits for it
 
     async def _in_folders(self, call: Callable[[], T]) -> T:
         return await self.folders.run(call, discard=_discard)

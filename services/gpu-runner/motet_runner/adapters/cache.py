@@ -18,9 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 import structlog
 
 from motet.adapter_template import MAX_ADAPTER_TEMPLATE_BYTES, digest_of_template
@@ -53,11 +52,6 @@ MAX_ORIGINS = 64
 """How many origins of an adapter are known in each namespace, those that were used last. From another one it is fetched
 again."""
 
-REVISIONS = ".revisions.json"
-"""The end of the name of the file with what adapters name, beside the cache"""
-MAX_REVISIONS_BYTES = 8 << 20
-"""4,096 adapters with the longest names have less."""
-
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _counter = itertools.count()
@@ -89,14 +83,10 @@ class DiskCache:
         self._sizes: dict[str, _Size] = {}
         """The bytes of the folders that were read."""
         self._recount_at = 0.0
-        self.revisions: Any = {}
-        """What was kept of them when this process began; perhaps damaged"""
 
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError, ValueError), self._revisions_file.open("rb") as file:
-            self.revisions = orjson.loads(file.read(MAX_REVISIONS_BYTES))
         self.renew_leases()
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
@@ -239,21 +229,6 @@ class DiskCache:
             self._note(error, "adapters are checked again after the next start")
             return False
         return True
-
-    def keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None:
-        """For the next start. All runners of this cache hear the same, so the last one may write."""
-        draft = self._revisions_file.with_suffix(f".{os.getpid()}")
-        with self._noting("after the next start, earlier revisions leave like what nobody names"):
-            try:
-                draft.write_bytes(orjson.dumps(revisions))
-                draft.replace(self._revisions_file)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
-
-    @property
-    def _revisions_file(self) -> Path:
-        return Path(os.path.realpath(self.folder) + REVISIONS)  # beside the real folder: several paths may lead to it
 
     def verify(self, held: Held) -> None:
         """Before a new check of an adapter that was checked before: compare its files with its digest.

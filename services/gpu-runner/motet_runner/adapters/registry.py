@@ -6,7 +6,7 @@ disks and sources leave this module only as answers to orders or waiting request
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, ParamSpec
@@ -84,8 +84,6 @@ class AdapterRegistry:
             proves_linears=proves_linears,
             build=build,
         )
-        self.policy.revisions.restore(files.revisions)
-        self._keeps_revisions = False
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
@@ -204,9 +202,6 @@ class AdapterRegistry:
     def tick(self) -> None:
         """Called at intervals: checks that the folders still exist, and removes old partial fetches."""
         self._decide(self.policy.tick)
-        if not self._keeps_revisions and (revisions := self.policy.revisions.take_changed()) is not None:
-            self._keeps_revisions = True
-            self._spawn(self._keep_revisions(revisions))
         self._spawn(self._quietly(self.files.clear_partial))
 
     # ------------------------------------------------------------------------------------------------- engine's events
@@ -360,13 +355,6 @@ class AdapterRegistry:
             pass  # the calls with an answer report a hanging disk
         except Exception:
             log.exception("adapter_upkeep_failed")
-
-    async def _keep_revisions(self, revisions: Mapping[str, tuple[Digest, ...]]) -> None:
-        """One at a time: if the disk is slow, they do not pile up."""
-        try:
-            await self._quietly(lambda: self.files.keep_revisions(revisions))
-        finally:
-            self._keeps_revisions = False
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

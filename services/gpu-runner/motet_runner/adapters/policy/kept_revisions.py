@@ -8,7 +8,6 @@ gains no room over others by many revisions, or by many adapters.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
 
 from motet.domain import BASE, Digest
 
@@ -40,7 +39,6 @@ class KeptRevisions:
         self._of: OrderedDict[str, tuple[Digest, ...]] = OrderedDict()
         self._names: dict[Digest, dict[str, None]] = {}
         """The manifests that name a digest"""
-        self._changed = False
 
     def __len__(self) -> int:
         return len(self._of)
@@ -68,20 +66,7 @@ class KeptRevisions:
     def gone(self, manifest: str) -> None:
         """The manifest was removed."""
         for digest in self._of.pop(manifest, ()):
-            self._changed = True
             self._forget(manifest, digest)
-
-    def take_changed(self) -> Mapping[str, tuple[Digest, ...]] | None:
-        """All, for the runner's next start, if something has changed since this was called last."""
-        changed, self._changed = self._changed, False
-        return dict(self._of) if changed else None
-
-    def restore(self, kept: Any) -> None:
-        """What an earlier start has kept: nobody has told yet what of it still serves. What is not valid is ignored."""
-        for manifest, revisions in kept.items() if isinstance(kept, dict) else ():
-            if isinstance(revisions, list) and all(isinstance(one, str) for one in revisions):
-                self._put(manifest, (BASE, *(Digest(one) for one in dict.fromkeys(revisions) if one != BASE)))
-        self._changed = False
 
     def ranks(self, by_last_use: Sequence[Digest], serves: Callable[[Digest], bool]) -> Mapping[Digest, Rank]:
         """`serves`: what the runner has been told to serve, beside what is remembered here. Others are `FIRST`."""
@@ -98,9 +83,8 @@ class KeptRevisions:
         return ranks
 
     def _put(self, manifest: str, revisions: tuple[Digest, ...]) -> None:
-        before, now = self._of.pop(manifest, ()), revisions[: MAX_KEPT + (revisions[0] == BASE)]
+        before, now = self._of.pop(manifest, ()), revisions[:MAX_KEPT]
         self._of[manifest] = now
-        self._changed |= now != before
         for digest in before:
             if digest not in now:
                 self._forget(manifest, digest)
