@@ -51,6 +51,14 @@ def test_a_whole_catalog_that_was_not_read_takes_its_changes_with_it() -> None:
     assert list(iter(outbox.get_nowait, None)) == [position, whole[1], changes[1]]
 
 
+def test_a_report_that_was_not_read_takes_its_parts_with_it() -> None:
+    outbox: Outbox[scheduler_pb2.AttachUp] = Outbox()
+    for _ in range(9):
+        outbox.put(report := scheduler_pb2.AttachUp(report=scheduler_pb2.Report(live_follows=True)))
+        outbox.put(part := scheduler_pb2.AttachUp(listed=scheduler_pb2.ListedRequests()))
+    assert list(iter(outbox.get_nowait, None)) == [report, part]
+
+
 def test_what_was_reported_before_all_was_stays_before_it() -> None:
     """An operator would take what it has not heard for what is not there."""
     outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()

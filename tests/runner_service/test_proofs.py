@@ -356,6 +356,19 @@ async def test_a_forged_or_damaged_proof_is_not_believed(setup, tmp_path, forge)
     again.adapters.close()
 
 
+async def test_what_only_vllm_has_proved_does_not_serve_before_its_linears_are(tmp_path):
+    behind = Proving(tmp_path, backend="vllm")
+    await behind.proved(1)
+    behind.adapters.close()
+    ours = Proving(tmp_path)
+    order = ours.order(1)
+    asked = await ours.asked()
+    assert not asked.proof.serves_meanwhile
+    await ours.proves(asked)
+    await order
+    ours.adapters.close()
+
+
 async def test_a_proof_is_for_one_adapter(setup, tmp_path):
     first, second = await setup.proved(1), None
     order = setup.order(2)

@@ -49,6 +49,7 @@ class RegistrySetup:
         proves_with=None,
         proves_linears=True,
         version="1",
+        backend="motet",
         hardware="",
         machine="",
         run_layout="",
@@ -66,7 +67,7 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
-        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker, hardware, machine)
+        key = ProofKey(base, engine, "tile 8", backend, "cpu", version, checker, hardware, machine)
         proofs = None if proves_with is None else KeptProofs(cache, key, linears=proves_linears)
         checks = Checks(
             cache,

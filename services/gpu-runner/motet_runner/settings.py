@@ -135,7 +135,7 @@ class Settings(BaseSettings):
     device or kernels, adapters serve on and are proved again beside the requests; so does what a runner of the pool
     with the same build, kernels and model of device has proved. `False`: an adapter is ready once it is checked, and
     its recorded answers are compared if it has any. Unset: on a CPU, yes; on a GPU, no, because how much rounding
-    explains there was tried with small models only. Engines with vLLM prove and compare nothing."""
+    explains there was tried with small models only. Engines with vLLM prove by log probabilities."""
 
     kernel_cache: Path = KERNEL_CACHE
     """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels with which

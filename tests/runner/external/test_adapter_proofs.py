@@ -1,6 +1,7 @@
 """What log probabilities prove, with a `FakeDriven` that gives them."""
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,51 @@ def test_answers_with_a_token_that_vllm_does_not_have_are_another_models(
     found = proof_of(with_record([-1.0] * 3), Proving(facts=facts(vocabulary=10)), recorded=True)
     assert isinstance(found, AdapterError), found
     assert "they have the token 11" in found.message
+
+
+@pytest.mark.parametrize("where", [(RecordedAnswers, "check_prompts"), (threading.Thread, "start")])
+def test_what_a_tokenizer_raises_ends_its_proof_alone(
+    with_record: Callable[[list[float]], AdapterLayout], monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
+) -> None:
+    layout, driven = with_record([-1.0] * 3), Proving()
+    engine = engine_with(driven)
+    engine.load_adapter(A, layout)
+    run(engine)
+
+    def deep(*_: object) -> None:
+        raise RecursionError("deep")
+
+    monkeypatch.setattr(*where, deep)
+    engine.load_adapter(A, layout, proof=ProofOrder(1, recorded=True, linears=False))
+    (ended,) = run(engine).of(ProofEnded)
+    assert isinstance(ended.found, AdapterError), ended
+    assert "deep" in ended.found.message
+
+
+def test_nothing_stops_while_answers_are_being_read(
+    with_record: Callable[[list[float]], AdapterLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(RecordedAnswers, "check_prompts", lambda *_: read.wait(20))
+    layout, driven = with_record([-1.0] * 3), Proving()
+    engine = engine_with(driven)
+    ran = run(engine, ask("r", max_tokens=60), steps=5)
+    engine.load_adapter(A, layout, proof=ProofOrder(1, recorded=True, linears=False))
+    run(engine, ran=ran, steps=20)
+    assert (driven.aborted, ran.of(ProofEnded)) == ([], [])
+    read.set()
+    run(engine, ran=ran)
+    assert len(ran.of(ProofEnded)) == 1
+
+
+def test_a_difference_on_what_vllm_quantizes_is_a_warning(
+    with_record: Callable[[list[float]], AdapterLayout],
+) -> None:
+    found = proof_of(with_record([-5.0] * 3), Proving(facts=facts(quantization="fp8")), recorded=True)
+    assert isinstance(found, Proof), found
+    assert found.recorded is not None
+    assert not found.recorded.wrong
+    assert any("quantized by 'fp8'" in one for one in found.warnings)
 
 
 def test_no_answer_is_as_long_as_what_vllm_takes(with_record: Callable[[list[float]], AdapterLayout]) -> None:

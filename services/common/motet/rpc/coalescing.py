@@ -27,8 +27,8 @@ move to the end of the outbox."""
 IN_PLACE: frozenset[str] = frozenset({"adapter", "desired", "runner"})
 """The states that take the place of the older one: `ReportedAll` says that they have all been told before it."""
 
-CHANGES: dict[Hashable, str] = {("catalog",): "catalog_changes"}
-"""For the key of a state that is also sent in changes: the member that these are."""
+CHANGES: dict[Hashable, str] = {("catalog",): "catalog_changes", ("report",): "listed"}
+"""For the key of a state that is also sent in changes, or goes on in parts: the member that these are."""
 
 
 def coalescing_key(message: Any) -> Hashable | None:

@@ -64,7 +64,7 @@ class Outbox(Generic[Message]):
         self._has_messages.set()
 
     def _remove_changes_of(self, subject: Hashable) -> None:
-        """A state was removed before it was read, and the changes that wait begin with it."""
+        """A state was removed before it was read, and the changes or parts that wait begin with it."""
         if (kind := CHANGES.get(subject)) is not None:
             for key in [key for key, (one, _) in self._waiting.items() if one.WhichOneof("message") == kind]:  # type: ignore[attr-defined]
                 self._bytes -= self._waiting.pop(key)[1]

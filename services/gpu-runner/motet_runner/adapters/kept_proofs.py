@@ -141,9 +141,11 @@ class KeptProofs:
         return proof.linears or not self._linears
 
     def any_of(self, folder: Path, digest: Digest) -> bool:
-        """True if any engine of this machine has proved it, also one that differs from this one."""
-        ours = [self._key.hardware, self._key.machine]
-        return any(key[-2:] == ours for key, _ in self._found(folder, digest, f"{PREFIX}*{self._key.end_of_names}"))
+        """True if an engine of this machine has proved it, also one that differs from this one, but for the backend:
+        vLLM proves less."""
+        ours, kind = [self._key.hardware, self._key.machine], ProofKey._fields.index("backend") - len(ProofKey._fields)
+        found = self._found(folder, digest, f"{PREFIX}*{self._key.end_of_names}")
+        return any(key[-2:] == ours and key[kind] == self._key.backend for key, _ in found)
 
     def elsewhere(self, folder: Path, digest: Digest, checked: Certification) -> tuple[str, ...]:
         """The kernels by which another machine has proved it that differs in nothing else"""

@@ -43,7 +43,7 @@ class Proof(NamedTuple):
     composition: float
     """The largest change of a logit of the base model by other rows in its batch"""
     linears: bool = True
-    """False: only the recorded answers were compared."""
+    """False: only the recorded answers were compared. vLLM shows no linears: there, True means that it moves logits."""
     recorded: Comparison | None = None
     """What the recorded answers have shown; None: they were not compared."""
 

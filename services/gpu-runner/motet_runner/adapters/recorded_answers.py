@@ -99,15 +99,16 @@ class RecordedAnswers(_Strict):
             if list(tokens) != answer.prompt_ids:
                 raise other_base(f"they were recorded with another tokenizer, as the tokens of prompt {number} show")
 
-    def compare(self, logprobs: Sequence[Sequence[float]], dtype: str) -> "Comparison":
-        """`logprobs`: of the tokens of each answer, as they are computed here with a base model in `dtype`"""
+    def compare(self, logprobs: Sequence[Sequence[float]], dtype: str, quantization: str = "") -> "Comparison":
+        """`logprobs`: of the tokens of each answer, as they are computed here with a base model in `dtype`, or so
+        quantized"""
         found = list(self._differences(logprobs))
         return Comparison(
             answers=len(self.answers),
             tokens=len(found),
             largest=max(found),
             allowed=max(ALLOWED.get(one, ALLOWED_IN_16_BITS) for one in (dtype, self.dtype)),
-            quantization=self.quantization,
+            quantization=self.quantization or quantization,
         )
 
     def _differences(self, logprobs: Sequence[Sequence[float]]) -> Iterator[float]:
@@ -124,7 +125,7 @@ class Comparison(NamedTuple):
     """Difference of a log probability"""
     allowed: float
     quantization: str = ""
-    """Of the base model of the recorded answers: a difference is only warned about"""
+    """Of the base model, where the answers were recorded or here: a difference is only warned about"""
 
     @property
     def agrees(self) -> bool:
@@ -137,7 +138,7 @@ class Comparison(NamedTuple):
             return ""
         why = "other weights, or another configuration of the adapter"
         if self.quantization:
-            why = f"recorded on a base model quantized by {self.quantization[:40]!r}"
+            why = f"the base model is quantized by {self.quantization[:40]!r}, here or where they were recorded"
         return (
             f"the answers recorded in {RECORD_FILE} are not those of this base model with this adapter: the log "
             f"probability of a token differs by {self.largest:.3g}, and {self.allowed:g} is allowed ({why})"

@@ -6,6 +6,8 @@ that were recorded. Whether each linear is right is seen only in these sums.
 A part with each plan, of requests that are alone in vLLM: the plan's rows stop, and come again with the next plan.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +25,6 @@ COMPANY = 48
 SALT = "motet proof"
 MAX_STEPS = 1000
 """vLLM's iterations for one part"""
-HURRY_SECONDS = 0.01
-"""How long a part waits for answers that are being read"""
 
 
 @dataclass(slots=True)
@@ -43,42 +43,45 @@ class AdapterProofs:
         """`model`: the folder of the base model's files"""
         self._driven = driven
         self._kernels = kernels
+        self._stop_others: Callable[[], None] = lambda: None
         self._tokenizer = Tokenizer(model)
         self._attempt: _Attempt | None = None
         self._base: list[list[float]] = []
         """The log probabilities of the text without an adapter: alone, and with another text in the batch"""
         self._names = 0
 
-    def advance(self, step: ProofStep, adapter: int) -> ProofResult | None:
-        """Do the next part. No other request may be in vLLM."""
-        if self._attempt is None or self._attempt.step.number != step.number:
-            self._attempt = _Attempt(step, self._reading_of(step))
+    def advance(
+        self, step: ProofStep, adapter: int, *, stop_others: Callable[[], None], wait_seconds: float
+    ) -> ProofResult | None:
+        """Do the next part. `stop_others`: it leaves no other request in vLLM. `wait_seconds`: how long to wait for
+        answers that are being read"""
+        self._stop_others = stop_others
         found: Proof | MotetError | None
         try:
-            found = self._next(self._attempt, adapter)
+            if self._attempt is None or self._attempt.step.number != step.number:
+                self._attempt = _Attempt(step, self._reading_of(step) if step.order.recorded else None)
+            found = self._next(self._attempt, adapter, wait_seconds)
         except MotetError as error:
             found = error
-        except (OSError, MemoryError) as error:  # of the thread that reads the answers
-            found = AdapterError(f"The recorded answers cannot be read: {error}.")
         if found is None:
             return None
         self._attempt = None
         return ProofResult(step.number, found)
 
-    def _reading_of(self, step: ProofStep) -> AnswersReading | None:
-        if not step.order.recorded:
-            return None
+    def _reading_of(self, step: ProofStep) -> AnswersReading:
         facts = self._driven.facts
         # vLLM gives the log probabilities of a text with one token more.
-        return AnswersReading(
-            step.layout, self._tokenizer, vocabulary=facts.vocabulary, positions=facts.max_model_length - 1
-        )
+        with _blamed_on_the_answers():
+            return AnswersReading(
+                step.layout, self._tokenizer, vocabulary=facts.vocabulary, positions=facts.max_model_length - 1
+            )
 
-    def _next(self, attempt: _Attempt, adapter: int) -> Proof | None:
+    def _next(self, attempt: _Attempt, adapter: int, wait_seconds: float) -> Proof | None:
         if attempt.step.order.linears and attempt.effect is None:
             attempt.effect = self._next_of_effect(adapter)
         elif attempt.reading is not None and attempt.recorded is None:
-            attempt.recorded = attempt.reading.take(HURRY_SECONDS)
+            with _blamed_on_the_answers():
+                attempt.recorded = attempt.reading.take(wait_seconds)
         elif attempt.recorded is not None and len(attempt.answers) < len(attempt.recorded.answers):
             answer = attempt.recorded.answers[len(attempt.answers)]
             (logprobs,) = self._logprobs([*answer.prompt_ids, *answer.answer_ids], adapter=adapter)
@@ -107,7 +110,8 @@ class AdapterProofs:
         if order.recorded and (recorded is None or len(attempt.answers) < len(recorded.answers)):
             return None
         moved, composition = attempt.effect or (0.0, 0.0)
-        compared = None if recorded is None else recorded.compare(attempt.answers, self._driven.facts.dtype)
+        facts = self._driven.facts
+        compared = None if recorded is None else recorded.compare(attempt.answers, facts.dtype, facts.quantization)
         return Proof(self._kernels, moved, composition, order.linears, compared)
 
     def _text(self, length: int, *, stride: int, first: int) -> list[int]:
@@ -119,6 +123,7 @@ class AdapterProofs:
         if sum(pages_for(len(text) + 1, facts.block_tokens) for text in texts) > facts.blocks:
             raise AdapterError("The memory for KV is too small to prove an adapter. Raise engine.kvCacheMiB.")
         options = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "prompt_logprobs": 0}
+        self._stop_others()
         names = []
         for text in texts:
             self._names += 1
@@ -130,6 +135,17 @@ class AdapterProofs:
             if found.keys() == set(names):
                 return [found[name] for name in names]
         raise LostStep("vLLM does not come to the end of a proof")
+
+
+@contextmanager
+def _blamed_on_the_answers() -> Iterator[None]:
+    """A tenant writes them, and a tokenizer may do anything: that ends no engine."""
+    try:
+        yield
+    except MotetError:
+        raise
+    except Exception as error:
+        raise AdapterError(f"The recorded answers cannot be read: {type(error).__name__}: {error}.") from error
 
 
 def _largest_difference(one: list[float], other: list[float]) -> float:

@@ -15,11 +15,11 @@ DIFFERENCES: Mapping[str, str] = {
     "groups": "A request that is refused goes to a runner with Motet's engine, if the group has one.",
     "scales": "DoRA (`use_dora`), biases on lora_B (`lora_bias`) and trained biases are refused: the plain adapter "
     "that vLLM gets does not hold them yet.",
-    "linears": "An adapter is proved by log probabilities: it must move those of a short text, and its recorded "
-    "answers must have the recorded ones. vLLM shows no linear's own result, so that no other proof is possible.",
+    "linears": "A proof looks at log probabilities: the adapter must move those of a short text. vLLM shows no "
+    "linear's own result, so that nothing else is proved; recorded answers are compared as everywhere.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked, moved nor left out of an "
-    "iteration. Afterwards it goes on with other noise.",
+    "iteration, and no adapter is proved beside it. Afterwards it goes on with other noise.",
     "host memory": "A parked request is computed again; its KV is not copied to host memory.",
     "prefix cache": "vLLM finds the prefixes. `motet status` and the scheduler know nothing of them, and "
     "`cached_tokens` is 0. With `engine.prefixCache: false`, a request finds only what was computed for itself.",

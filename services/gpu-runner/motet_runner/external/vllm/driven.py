@@ -28,6 +28,8 @@ class Facts:
     device: str
     shares_prefixes: bool
     """A request that begins with the tokens of an earlier one finds their KV, if both have the same salt."""
+    quantization: str = ""
+    """Of the base model or of KV; empty: none"""
     gpu: str = ""
     """Its model; empty: the CPU computes"""
     gpu_number: str = ""

@@ -126,6 +126,7 @@ class Surface:
             device=current_platform.device_type,
             shares_prefixes=bool(cache.enable_prefix_caching),
             noise_by_position=config.use_v2_model_runner,
+            quantization=str(model.quantization or (cache.cache_dtype if of_number == 1 else "")),
             gpu=gpu.name if gpu is not None else "",
             gpu_number=str(getattr(gpu, "uuid", "")),
         )

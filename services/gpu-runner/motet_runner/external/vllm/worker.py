@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motet.clock import Clock
-from motet_runner.external.vllm.adapter_loads import AdapterLoads
+from motet_runner.external.vllm.adapter_loads import HURRY_SECONDS, AdapterLoads
 from motet_runner.external.vllm.adapter_proofs import AdapterProofs
 from motet_runner.external.vllm.driven import Ask, Driven, LostStep, Penalties, Produced
 from motet_runner.external.vllm.options import options_of, seed_of
@@ -80,8 +80,12 @@ class Worker:
             self._iterate(plan, result)
             result.seconds = self._seconds = self._clock() - began
         if plan.proof is not None and not plan.proof.paused and self._proofs is not None:
-            self._stop(self._rows.values())
-            result.proved = self._proofs.advance(plan.proof, self.loads.number_of(plan.proof.digest))
+            result.proved = self._proofs.advance(
+                plan.proof,
+                self.loads.number_of(plan.proof.digest),
+                stop_others=lambda: self._stop(self._rows.values()),
+                wait_seconds=HURRY_SECONDS if plan.hurry else 0.0,
+            )
         return result
 
     def wait_for_masks(self, seconds: float) -> None:
