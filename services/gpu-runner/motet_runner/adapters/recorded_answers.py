@@ -138,7 +138,7 @@ class Comparison(NamedTuple):
             return ""
         why = "other weights, or another configuration of the adapter"
         if self.quantization:
-            why = f"the base model is quantized by {self.quantization[:40]!r}, here or where they were recorded"
+            why = f"with a base model quantized by {self.quantization[:40]!r}"
         return (
             f"the answers recorded in {RECORD_FILE} are not those of this base model with this adapter: the log "
             f"probability of a token differs by {self.largest:.3g}, and {self.allowed:g} is allowed ({why})"
