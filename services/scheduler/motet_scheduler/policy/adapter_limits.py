@@ -75,7 +75,7 @@ class AdapterLimits:
         serving = [
             runner
             for runner in having
-            if runner.takes_work
+            if (runner.takes_work or (runner.telling and not runner.unhealthy))
             and runner.group == request.group
             and runner.serves(request.base)
             and runner.may_serve(request.digest, request.adapter)

@@ -370,7 +370,9 @@ class CatalogPublisher:
                 SavedGroup(group=group, base=base.model, max_model_length=base.max_model_length)
                 for group, base in self._state.bases.current.items()
             ),
-            runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
+            runners=tuple(
+                sorted(runner.instance for runner in self._state.runners.values() if runner.attached or runner.telling)
+            ),
             namespaces=self._state.namespaces,
         )
 

@@ -11,8 +11,9 @@ RESUMED_AT_ONCE = 32
 
 
 def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
-    """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
-    if runner.parked and state.supervised and runner.attached:
+    """A runner has free capacity: its parked requests resume first, then the queue is tried again. While it lists what
+    it has, none resumes: what takes the room may be in the next part."""
+    if runner.parked and state.supervised and runner.attached and runner.listing is None:
         for name, parked in nsmallest(RESUMED_AT_ONCE, runner.parked.items(), key=lambda item: item[1].order):
             if not runner.may_resume(parked):
                 break

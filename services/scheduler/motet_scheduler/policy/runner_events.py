@@ -13,7 +13,7 @@ from motet.errors import (
     AdapterUnproved,
     InvalidRequest,
 )
-from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
+from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
@@ -60,32 +60,36 @@ class RunnerEvents:
                 rank_of=self._state.adapters.rank_of,
                 adapter_moved=self._state.adapter_moved,
             )
+            runner.attached = False
             self._state.runners[instance] = runner
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.emit(effects.SaveCatalog())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
         if new:
             self._lifecycle.has_come(runner)
-        runner.attached, runner.forget_at, runner.kernels = True, inf, event.kernels
-        runner.told = not event.more
-        runner.last_report_at = self._state.now
-        if not runner.hung:
-            runner.unhealthy = ""
+        runner.telling, runner.forget_at, runner.kernels = True, inf, event.kernels
         if self._kinds(runner.group) - kinds:
             self._state.queue(runner.group).try_all_again()  # it may be too small for some that wait: they are refused
         self._publisher.apply_pool(runner)
-        self._state.waiting_for_runners.runner_attached(instance)
         self._state.away_since_start.discard(instance)
-        self._drains.attached(runner)
-        runner.pinned = None
-        self._state.runner_changed(runner)
-        runner.listing = Listing(whole=True)
-        self._apply_requests(runner, runner.listing, event.live, more=event.more)
-        self._apply_resident_adapters(runner, event.resident)
-        self._state.adapters.connection_changed(runner)
+        self._state.adapters.residency_reported(runner, event.resident)
         if event.refused_is_all:
             self._state.adapters.refuses_only(runner, event.refused)
         self._refused(runner, event.refused)
+        runner.listing = Listing(whole=True)
+        self._apply_requests(runner, runner.listing, event.live, more=event.more)
+        if event.more:
+            self._state.runner_changed(runner)
+
+    def _has_told_all(self, runner: Runner) -> None:
+        """Its hello is whole: from now on it counts."""
+        runner.attached, runner.telling, runner.pinned = True, False, None
+        if not runner.hung:
+            runner.unhealthy = ""
+        self._state.waiting_for_runners.runner_attached(runner.instance)
+        self._drains.attached(runner)
+        self._state.runner_changed(runner)
+        self._state.adapters.connection_changed(runner)
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 
@@ -97,7 +101,7 @@ class RunnerEvents:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is None:
             return
-        runner.attached, runner.listing = False, None
+        runner.attached, runner.telling, runner.listing = False, False, None
         runner.forget_at = self._state.now + self._state.config.forget_runner
         runner.forget_loads()
         self._state.adapters.connection_changed(runner)
@@ -108,7 +112,6 @@ class RunnerEvents:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is None:
             return
-        runner.last_report_at = self._state.now
         runner.note_kv_pages(event.pages)
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         runner.pages_to_resume = event.pages_free
@@ -120,9 +123,10 @@ class RunnerEvents:
         self._state.queue(runner.group).token_costs.look(self._state.runners_of(runner.group), self._state.now)
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         runner.steps = event.steps
+        if event.resident is not None:
+            self._state.adapters.residency_reported(runner, event.resident)
         runner.listing = Listing(moves=moves, prompt_tokens=event.pending_prompt_tokens)
         self._apply_requests(runner, runner.listing, event.live, more=event.more)
-        self._apply_resident_adapters(runner, event.resident)
         self._state.emit(runner_report(runner))
 
     def listed(self, event: events.RunnerListed) -> None:
@@ -139,8 +143,6 @@ class RunnerEvents:
         """The next part of what it lists. `more`: others follow."""
         listing.context_tokens += sum(map(_context, live))
         listing.idle = listing.idle and all(entry.state in IDLE for entry in live)
-        if not more:
-            self._all_listed(runner, listing)
         self._state.effects += sync_ledger(
             runner,
             listing,
@@ -157,22 +159,20 @@ class RunnerEvents:
             request = self._state.requests.get(entry.request)
             if request is not None and request.runs_on(runner.identity, entry.epoch):
                 self._state.note_delivered(request, entry.output_tokens)
+        if not more:
+            self._all_listed(runner, listing)
         on_capacity_freed(self._state, runner)
 
     def _all_listed(self, runner: Runner, listing: Listing) -> None:
-        runner.listing = None
-        changed, runner.told = not runner.told, True
+        runner.listing, runner.last_report_at = None, self._state.now
         if listing.prompt_tokens is not None:
             runner.note_work(listing.context_tokens, listing.prompt_tokens)
             # A report is not enough to be healthy again: an engine with work must also take a step.
             if runner.unhealthy and (listing.moves or listing.idle):
-                runner.unhealthy, runner.hung, changed = "", False, True
-        if changed:
-            self._state.runner_changed(runner)
-
-    def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier] | None) -> None:
-        if resident is not None:
-            self._state.adapters.residency_reported(runner, resident)
+                runner.unhealthy, runner.hung = "", False
+                self._state.runner_changed(runner)
+        if runner.telling:
+            self._has_told_all(runner)
         if self._state.catalog_known:
             self._state.effects += self._state.adapters.unneeded_on(runner, self._state.is_in_use)
 

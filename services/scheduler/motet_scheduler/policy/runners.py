@@ -153,10 +153,11 @@ class Runner:
         self.pinned: frozenset[Digest] | None = None
         """What it was told to keep resident, also without requests. None: it has not been told since it attached."""
         self.attached = True
+        """It is connected, and has told all that it has."""
         self.listing: Listing | None = None
         """None: it has listed all."""
-        self.told = True
-        """Not from a hello without all of its requests until it has listed the others: what it has is not known."""
+        self.telling = False
+        """It has sent a hello, and not yet all of its parts. Until then it counts as it did before."""
         self.forget_at = inf
         """When it is forgotten, while it is away."""
         self.last_report_at = 0.0
@@ -214,7 +215,7 @@ class Runner:
     def takes_work(self) -> bool:
         if self.shutdown_drain is not None or self.requested_drain is not None:
             return False
-        return self.attached and self.told and not self.unhealthy
+        return self.attached and not self.unhealthy
 
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""
