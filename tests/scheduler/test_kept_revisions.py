@@ -158,3 +158,21 @@ def test_a_request_goes_on_where_the_adapter_is_if_another_runner_cannot_get_it(
     driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), 3, LOST))
     driver.lose("a", 3)
     assert [one.failure.code for one in driver.of(effects.SendRefused)] == [LOST.code], "nobody has it"
+
+
+@pytest.mark.parametrize("failure", [LOST, AWAY])
+def test_what_the_source_said_outlives_the_runner_that_asked_it(failure):
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    (first,) = checks(driver)
+    answers(driver, first, failure)
+    (second,) = checks(driver)
+    driver.attach(first.instance, incarnation="2")
+    answers(driver, second, NOT_HERE)
+    (third,) = checks(driver)
+    assert (third.instance, third.cached_only) == (first.instance, True)
+    answers(driver, third, NOT_HERE)
+    report = driver.of(effects.ReportAdapter)[-1]
+    assert (report.failure.reason, report.failure.message) == (failure.reason, f"{failure.message} {LACKED_BY_ALL}")
+    driver.wait(31)
+    assert [order.cached_only for order in checks(driver)] == ([False] if failure is AWAY else [])

@@ -562,12 +562,13 @@ class Adapters:
     def _ask(self, adapter: Adapter, key: RevisionKey, runner: Runner, now: float) -> EnsureAdapter:
         order, serving, spec = next(self._orders), adapter.serving, adapter.spec
         adapter.asked_at = now
-        self._put(adapter, key, adapter.state_of(key).ask(order, start_of(runner), now))
+        state = adapter.state_of(key)
+        self._put(adapter, key, state.ask(order, start_of(runner), now))
         self.order_at(now + self._policy.load_retry)
         # What serves is asked for as these bytes: its source may have others by now.
         digest = serving.digest if serving is not None and serving.key == key else key.expected_digest
         source = DigestSource(spec.ref, key, max_bytes=spec.max_bytes)
-        cached_only = bool(adapter.state_of(key).lacking)
+        cached_only = state.source_failure is not None
         return _ensure(order, runner, source, digest, AdapterStage.CERTIFIED, cached_only=cached_only)
 
     def _at_work(self, adapter: Adapter, now: float) -> set[InstanceName]:
@@ -669,7 +670,7 @@ class Adapters:
         elif is_refusal(event.failure, serves=state.serves):
             self._refused(adapter, key, event.failure, check.runner, runners, digest=event.digest)
         elif key.expected_digest and may_be_elsewhere(event.failure) and not state.serves:
-            self._put(adapter, key, state.lacked(check.runner, event.failure, now))
+            self._put(adapter, key, state.lacked(check, event.failure, now))
         else:
             self._put(adapter, key, state.failed(check.runner, event.failure, now))
         self._nobody_left(adapter, runners, now)
@@ -1123,7 +1124,7 @@ class Adapters:
         self._places_changed(None)
         for adapter in self.by_name.values():
             for key, state in list(adapter.states.items()):
-                if state.refusals or state.unable or state.silent or state.lacking or state.without_it:
+                if state.refusals or state.unable or state.silent or state.without_it:
                     self._put(adapter, key, state.without(start))
                     self._to_tell[adapter.spec.ref.object] = None
         self._fetches_ended(runner)

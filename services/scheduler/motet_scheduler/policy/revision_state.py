@@ -89,6 +89,8 @@ class Asked(NamedTuple):
     """When it was asked, or has told last that it is at work"""
     fetched: int = 0
     """Bytes"""
+    cached_only: bool = False
+    """It was asked for what it has in its disk cache: its answer says nothing about the source."""
 
 
 class Refusal(NamedTuple):
@@ -107,10 +109,10 @@ class RevisionState:
     nothing about the revision."""
     silent: tuple[Asked, ...] = ()
     """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
-    lacking: tuple[Refusal, ...] = ()
-    """Runners that could not get its bytes. The first one has asked the source."""
+    source_failure: Failure | None = None
+    """Why its bytes did not come from their source. As long as it is set, only disk caches are asked."""
     without_it: tuple[Start, ...] = ()
-    """Those of an attempt before: if the source fails again, their caches are not asked once more."""
+    """Runners that do not have its bytes: their caches are not asked again, also if the source fails once more."""
     failure: Failure | None = None
     """Why it is refused or has failed, also while it is asked again"""
     retry_at: float | None = None
@@ -131,17 +133,16 @@ class RevisionState:
         """Of a runner for which it `is_open`"""
         if self.asked is not None or self.standing is Standing.PROVED:
             return False
-        if self.standing is Standing.FAILED and self.retry_at is None and not self.lacking:
+        if self.standing is Standing.FAILED and self.retry_at is None and self.source_failure is None:
             return False
         return self.retry_at is None or now >= self.retry_at
 
     def is_open(self, start: Start) -> bool:
         """Whether this runner may still answer."""
-        if len(self.refusals) + len(self.unable) + len(self.lacking) >= MAX_REFUSED_BY:
+        without_it = self.without_it if self.source_failure is not None else ()
+        if len(self.refusals) + len(self.unable) + len(without_it) >= MAX_REFUSED_BY:
             return False
-        if self.lacking and (start in self.without_it or any(one.runner == start for one in self.lacking)):
-            return False
-        return start not in self.unable and not self.is_refused_by(start)
+        return start not in without_it and start not in self.unable and not self.is_refused_by(start)
 
     def is_refused_by(self, start: Start) -> bool:
         return self.refusal_of(start) is not None
@@ -152,7 +153,8 @@ class RevisionState:
     # -------------------------------------------------------------------------------------------- what has happened
 
     def ask(self, order: int, start: Start, now: float) -> Self:
-        return replace(self, asked=Asked(order, start, now, now, now))
+        cached_only = self.source_failure is not None
+        return replace(self, asked=Asked(order, start, now, now, now, cached_only=cached_only))
 
     def works(self, check: Asked, now: float, fetched: int, patience: float) -> Self:
         """The runner that was asked is at work, so it says; it says so by a timer. If it has got no more bytes for as
@@ -215,37 +217,39 @@ class RevisionState:
             asked=self._asked_of_another(start),
             silent=self._silent_without(start),
             unable=self.unable if passes or standing not in SERVE else (*self.unable, start)[-MAX_REFUSED_BY:],
-            lacking=(),
+            source_failure=None,
             failure=None if standing in SERVE else failure,
             retry_at=now + failure.retry_after if passes else None,
         )
 
-    def lacked(self, start: Start, failure: Failure, now: float) -> Self:
+    def lacked(self, check: Asked, failure: Failure, now: float) -> Self:
         """The runner that was asked cannot get its bytes. The others are asked at once."""
+        start, told = check.runner, self
+        if not check.cached_only:
+            retry_at = now if self.standing is Standing.FAILED else self.retry_at
+            told = replace(self, source_failure=failure, retry_at=retry_at)
         return replace(
-            self,
+            told,
             asked=self._asked_of_another(start),
-            lacking=(*self.lacking, Refusal(start, failure))[:MAX_REFUSED_BY],
+            without_it=(*(one for one in self.without_it if one != start), start)[-MAX_REFUSED_BY:],
             silent=self._silent_without(start),
-            retry_at=now if self.standing is Standing.FAILED else None,
         )
 
     @property
     def is_lacked(self) -> bool:
         """Whether it fails once nobody is left to ask. A runner that comes later may have its bytes all the same."""
         may_fail = self.standing is Standing.WANTED or self.retry_at is not None
-        return bool(self.lacking) and not self.refusals and may_fail
+        return self.source_failure is not None and not self.refusals and may_fail
 
     def lacked_by_all(self, now: float) -> Self:
         """Nobody is left to ask, and it `is_lacked`."""
-        failure = self.lacking[0].failure
+        failure = self.source_failure
+        assert failure is not None
         passes = failure.retry_after > 0
-        without_it = dict.fromkeys((*self.without_it, *(one.runner for one in self.lacking)))
         return replace(
             self,
             standing=Standing.FAILED,
-            lacking=() if passes else self.lacking,
-            without_it=tuple(without_it)[-MAX_REFUSED_BY:],
+            source_failure=None if passes else failure,
             failure=replace(failure, message=f"{failure.message.rstrip('.')}. {LACKED_BY_ALL}"),
             retry_at=now + failure.retry_after if passes else None,
         )
@@ -255,7 +259,7 @@ class RevisionState:
         standing = TABLE[self.standing][Finding.NOBODY_LEFT]
         if not self.refusals or standing is not Standing.REFUSED:
             return self
-        return replace(self, standing=standing, lacking=(), failure=self.refusals[-1].failure, retry_at=None)
+        return replace(self, standing=standing, source_failure=None, failure=self.refusals[-1].failure, retry_at=None)
 
     def without(self, start: Start) -> Self:
         """This start of a runner is over. If none is left that has refused it, those that prove nothing are asked
@@ -265,7 +269,6 @@ class RevisionState:
             self,
             refusals=refusals,
             unable=tuple(one for one in self.unable if one != start) if refusals else (),
-            lacking=tuple(one for one in self.lacking if one.runner != start),
             without_it=tuple(one for one in self.without_it if one != start),
             silent=self._silent_without(start),
         )
