@@ -160,6 +160,48 @@ def test_a_request_goes_on_where_the_adapter_is_if_another_runner_cannot_get_it(
     assert [one.failure.code for one in driver.of(effects.SendRefused)] == [LOST.code], "nobody has it"
 
 
+def both_report(driver, seconds):
+    """→ What was ordered meanwhile."""
+    ordered = []
+    for _ in range(seconds):
+        driver.report("r0")
+        driver.report("r1")
+        driver.wait(1)
+        ordered += checks(driver)
+    return ordered
+
+
+def test_a_runner_that_never_answers_keeps_nobody_from_the_source():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    (first,) = checks(driver)
+    answers(driver, first, AWAY)
+    assert [order.cached_only for order in checks(driver)] == [True]
+    assert not both_report(driver, 39), "the source is not asked before its time"
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert driver.scheduler.state.adapters.orders_due() == driver.clock() + 1, "it comes without another event"
+    (again,) = both_report(driver, 2)
+    assert (again.instance, again.cached_only) == (first.instance, False)
+    answers(driver, again, AWAY)
+    (silent,) = checks(driver)
+    assert (silent.instance, silent.cached_only) == ("r1", True), "its answer may have been lost"
+    both_report(driver, 11)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    answers(driver, silent)
+    assert published(driver)["pirate"].digest == PIRATE, "a late answer counts"
+
+
+def test_a_late_answer_about_a_cache_is_none_about_the_source():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    answers(driver, checks(driver)[0], AWAY)
+    (silent,) = checks(driver)
+    both_report(driver, 12)
+    answers(driver, silent, NOT_HERE)
+    assert not checks(driver)
+    assert [order.cached_only for order in both_report(driver, 31)][:1] == [False]
+
+
 @pytest.mark.parametrize("failure", [LOST, AWAY])
 def test_what_the_source_said_outlives_the_runner_that_asked_it(failure):
     driver = with_runners("r0", "r1")

@@ -803,10 +803,12 @@ class Adapters:
         is_refused = state.standing is Standing.WANTED and bool(state.refusals)
         if state.asked is not None or not (is_refused or state.is_lacked):
             return False
-        if any(state.is_open(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
+        if any(state.is_awaited(start_of(one)) for one in runners if self._may_check(one, adapter.wanted)):
             return False
         ended = state.lacked_by_all(now) if state.is_lacked else state.nobody_left()
         self._put(adapter, adapter.wanted, ended)
+        if ended.retry_at is not None:
+            self.order_at(ended.retry_at)
         self._to_tell[adapter.spec.ref.object] = None
         return True
 

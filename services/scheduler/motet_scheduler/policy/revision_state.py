@@ -111,6 +111,8 @@ class RevisionState:
     """What was asked and not answered, one for each runner: others are asked first. A late answer counts."""
     source_failure: Failure | None = None
     """Why its bytes did not come from their source. As long as it is set, only disk caches are asked."""
+    source_order: int = 0
+    """The order with which the source was asked last and failed"""
     without_it: tuple[Start, ...] = ()
     """Runners that do not have its bytes: their caches are not asked again, also if the source fails once more."""
     failure: Failure | None = None
@@ -143,6 +145,13 @@ class RevisionState:
         if len(self.refusals) + len(self.unable) + len(without_it) >= MAX_REFUSED_BY:
             return False
         return start not in without_it and start not in self.unable and not self.is_refused_by(start)
+
+    def is_awaited(self, start: Start) -> bool:
+        """Whether it does not end before this runner has answered. One that was asked for its cache and is silent keeps
+        nobody from the source."""
+        return self.is_open(start) and not any(
+            one.runner == start and one.cached_only and one.order > self.source_order for one in self.silent
+        )
 
     def is_refused_by(self, start: Start) -> bool:
         return self.refusal_of(start) is not None
@@ -227,7 +236,7 @@ class RevisionState:
         start, told = check.runner, self
         if not check.cached_only:
             retry_at = now if self.standing is Standing.FAILED else self.retry_at
-            told = replace(self, source_failure=failure, retry_at=retry_at)
+            told = replace(self, source_failure=failure, source_order=check.order, retry_at=retry_at)
         return replace(
             told,
             asked=self._asked_of_another(start),
