@@ -3,11 +3,12 @@
 import pytest
 
 from motet.domain import InstanceName, RequestId
+from motet.errors import ParameterUnavailable
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.revision_state import LACKED_BY_ALL
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
-from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, ready, resident
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, entry, ready, resident
 from tests.scheduler.test_adapters import checks, published
 
 LOST = Failure("adapter_fetch_failed", "The source has another digest.", 0.0, "DigestMismatch")
@@ -218,3 +219,68 @@ def test_what_the_source_said_outlives_the_runner_that_asked_it(failure):
     assert (report.failure.reason, report.failure.message) == (failure.reason, f"{failure.message} {LACKED_BY_ALL}")
     driver.wait(31)
     assert [order.cached_only for order in checks(driver)] == ([False] if failure is AWAY else [])
+
+
+def is_on_the_only_one(driver):
+    """The adapter is on r1 alone, and so is the request."""
+    driver.state(of_digest())
+    answers(driver, checks(driver)[0])
+    driver.report("r1", resident=resident(PIRATE, Tier.DISK))
+    driver.enqueue("a", digest=PIRATE, avoid=("r0",), deadline=30.0)
+    assert driver.where("a") == "r1"
+
+
+def declines_of_r0(driver, delivered, seconds=300):
+    """→ After how many seconds, and then the refusals."""
+    declined = []
+    for second in range(seconds):
+        request = driver.scheduler.requests[RequestId("a")]
+        if driver.where("a") == "r0":
+            declined.append(second)
+            epoch = request.placement.epoch
+            driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), epoch, LOST))
+            driver.lose("a", epoch, delivered)
+            if refused := driver.of(effects.SendRefused):
+                return declined, refused
+        driver.report("r0")
+        driver.report("r1", entry("z", 100, gateway="gx"), resident=resident(PIRATE, Tier.DISK))
+        driver.wait(1)
+        if refused := driver.of(effects.SendRefused):
+            return declined, refused
+    return declined, []
+
+
+def test_a_stream_does_not_circle_while_the_only_one_that_has_its_adapter_hangs():
+    driver = with_runners("r0", "r1")
+    is_on_the_only_one(driver)
+    identity = driver.scheduler.runners[InstanceName("r1")].identity
+    driver.send(events.RunnerUnhealthy(identity, "its engine hangs", hung=True))
+    driver.lose("a", 1, 5)
+    declined, refused = declines_of_r0(driver, 5)
+    assert len(declined) == 1
+    assert [one.failure for one in refused] == [LOST]
+
+
+def test_who_can_never_take_a_request_keeps_it_from_no_refusal():
+    driver = with_runners("r0")
+    driver.attach("r1", pool="default/other")
+    is_on_the_only_one(driver)
+    never = Failure.of(ParameterUnavailable("This runner is older."))
+    driver.send(events.RunnerDeclined(InstanceName("r1"), RequestId("a"), 1, never))
+    driver.lose("a", 1)
+    declined, refused = declines_of_r0(driver, 0)
+    assert len(declined) == 1
+    assert [one.failure for one in refused] == [LOST]
+
+
+def test_a_stream_does_not_circle_while_the_only_one_that_has_its_adapter_is_full():
+    driver = with_runners("r0", "r1")
+    is_on_the_only_one(driver)
+    driver.report("r1", entry("z", 100, gateway="gx"), resident=resident(PIRATE, Tier.DISK))
+    driver.lose("a", 1, 5)
+    assert not declines_of_r0(driver, 5, seconds=25)[1]
+    driver.lose("a", 1, 6)
+    declined, refused = declines_of_r0(driver, 6)
+    assert len(declined) > 1, "r1 may have room again, as it had before the last token"
+    assert declined[-1] - declined[0] >= 30, "as long as anything waits"
+    assert [one.failure for one in refused] == [LOST]

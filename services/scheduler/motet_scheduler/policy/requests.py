@@ -154,6 +154,8 @@ class Request:
     """How often runners declined it for lack of room, since it last got a token."""
     declined_epoch: int = 0
     """Of the placement that was declined last."""
+    unfetched_since: float | None = None
+    """When a runner could first not fetch its adapter, since it last got a token."""
     unable: Failure | None = None
     """Why some runners can never take it: with it the request is refused if no other one may."""
     unable_on: frozenset[tuple[str, str]] = frozenset()

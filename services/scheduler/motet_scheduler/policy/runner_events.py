@@ -21,6 +21,7 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.ledger_sync import sync_ledger
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Listing, Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.step_profile import StepProfile
@@ -198,8 +199,7 @@ class RunnerEvents:
             self._refused(runner, {request.digest: event.failure}, request.adapter)
             elsewhere = bool(self._state.runners_for(request))
         elif event.failure.code == AdapterFetchFailed.mapping.code:  # its source may have lost what others still have
-            others = (one for one in self._state.runners_for(request) if one is not runner)
-            elsewhere = any(request.digest in one.resident for one in others)
+            elsewhere = self._may_go_where_it_is(request, runner)
             self._lifecycle.avoid(request, event.instance, event.failure.retry_after or self._state.config.load_retry)
         if (_is_final(event.failure) and not elsewhere) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
@@ -212,6 +212,20 @@ class RunnerEvents:
         else:
             self._lifecycle.go_on_waiting(request)
             self._state.queue(request.group).try_again([request])  # it may need more pages than it was filed with
+
+    def _may_go_where_it_is(self, request: Request, runner: Runner) -> bool:
+        """Whether another runner than this one has its adapter, and may take it before it has waited too long for
+        that. Each wait has a deadline of its own: without an end for all together, it would go round for ever."""
+        now = self._state.now
+        if request.unfetched_since is None:
+            request.unfetched_since = now
+        if request.queue_timeout and now >= request.unfetched_since + request.queue_timeout:
+            return False
+        return any(
+            one is not runner and one.takes_work and request.digest in one.resident
+            for one in self._state.runners_for(request)
+            if request.avoid.get(one.instance) != inf
+        )
 
     def sequences_ended(self, event: events.SequencesEnded) -> None:
         runner = self._state.current(event.instance, event.incarnation)

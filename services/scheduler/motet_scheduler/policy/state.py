@@ -270,7 +270,7 @@ class SchedulerState:
         context = self._longest_context.get(request.group) or self._find_longest_context(request.group)
         delivered = min(tokens, request.max_tokens or context, context)
         if delivered > request.delivered:
-            request.delivered, request.room_lacked = delivered, 0
+            request.delivered, request.room_lacked, request.unfetched_since = delivered, 0, None
 
     def _find_longest_context(self, group: GroupName) -> int:
         runners = self.one_of_each_capacity(group).values()
