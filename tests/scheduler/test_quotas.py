@@ -286,6 +286,20 @@ def test_an_adapters_limit_only_lowers_what_its_tenant_has():
     }
 
 
+def test_no_other_tenant_of_a_shared_adapter_takes_the_time_of_one_that_asked_for_the_same():
+    driver = with_limits(adapters=[adapter(limits=Limits(requests_per_minute=60))])
+    how = {"digest": PIRATE, "adapter": "default/pirate"}
+    for number in range(11):
+        driver.enqueue(f"r{number}", **how)
+    driver.enqueue("over", **how)
+    assert refusal(driver)[0].retry_after == pytest.approx(1.0)
+    driver.clock.advance(1.0)
+    driver.enqueue("other", tenant="other", **how)
+    assert refusal(driver)[0].retry_after == pytest.approx(1.0)
+    driver.enqueue("again", **how)
+    assert placed(driver) == ["again"]
+
+
 def test_a_request_that_comes_again_is_charged_once_and_not_refused():
     driver = with_limits(runner=False, requests_per_minute=60)
     for number in range(11):

@@ -106,7 +106,14 @@ class Quotas:
         answer = min(request.estimate.q90 or request.max_tokens, request.max_tokens)
         tokens = (request.prompt_tokens if first else 0) + max(answer, request.delivered)
         content = hash(
-            (key and key.id, request.digest, request.prefix_hints, request.prompt_tokens, request.max_tokens)
+            (
+                request.tenant,
+                key and key.id,
+                request.digest,
+                request.prefix_hints,
+                request.prompt_tokens,
+                request.max_tokens,
+            )
         )
         return Draw(tuple(accounts), requests=int(first), tokens=tokens, content=content)
 
