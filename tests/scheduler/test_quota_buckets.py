@@ -1,6 +1,7 @@
 """The token bucket under random use: debts are bounded, only time refills it, and no more is let in than granted."""
 
 from copy import deepcopy
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
 from motet_scheduler.policy.quotas.buckets import CLAIM_SECONDS, MAX_CLAIMS, Bucket
+from motet_scheduler.policy.quotas.claims import Claim, Claims
 
 GRANTS = st.integers(1, 100_000)
 SECONDS = st.floats(0, 200, allow_nan=False)
@@ -65,8 +67,9 @@ class RandomUse(RuleBasedStateMachine):
         assert bucket.level <= bucket.depth + 1e-6
         assert bucket.level >= -bucket.max_debt - 1e-6 * bucket.grant
         assert len(bucket.claims) <= MAX_CLAIMS
-        assert bucket.claims == sorted(bucket.claims)
-        assert not bucket.claims or bucket.claims[-1].at <= self.now + MAX_DEBT_SECONDS + 1e-6
+        claims = bucket.claims.in_order
+        assert claims == sorted(claims)
+        assert not claims or claims[-1].at <= self.now + MAX_DEBT_SECONDS + 1e-6
 
 
 TestRandomUse = RandomUse.TestCase
@@ -203,3 +206,104 @@ def test_claims_are_bounded():
     for content in range(2 * MAX_CLAIMS):
         told(bucket, 1, 1000.0, content)
     assert len(bucket.claims) == MAX_CLAIMS
+
+
+class Counted(list):
+    """Counts how many of its claims are looked at one by one."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        Counted.looked += 1
+        return super().__getitem__(at)
+
+    def __iter__(self):
+        for claim in super().__iter__():
+            Counted.looked += 1
+            yield claim
+
+
+def test_a_look_at_a_bucket_with_many_claims_looks_at_few_of_them():
+    bucket = Bucket(600_000, 1000.0)
+    bucket.take(bucket.depth + 1_000, 1000.0)
+    for content in range(MAX_CLAIMS):
+        told(bucket, 10, 1000.0, content)
+    bucket.give(bucket.depth, 1000.0)
+    bucket.claims.in_order = Counted(bucket.claims.in_order)
+    assert len(bucket.claims) == MAX_CLAIMS
+    looks, Counted.looked = 100, 0
+    for content in range(looks):
+        bucket.wait(10, 1000.0, MAX_CLAIMS + content)
+        bucket.take(10, 1000.0, MAX_CLAIMS + content)
+    assert Counted.looked / looks <= 64
+
+
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.floats(0, 9), st.floats(0, 30), st.integers(0, 30)), max_size=40),
+    looks=st.lists(st.tuples(st.floats(-10, 100), st.floats(0, 12)), min_size=1, max_size=20),
+)
+def test_what_claims_leave_to_others_is_as_if_all_were_looked_at(steps, looks):
+    rate, claims, known = 3.0, Claims(3.0), []
+    for number, (drops, at, amount, which) in enumerate(steps):
+        if drops and known:
+            claims.drop(known.pop(which % len(known)))
+        else:
+            known.append(Claim(at, amount, number % 3, 0.0))
+            claims.add(known[-1])
+    assert claims.in_order == sorted(known)
+    for left, now in looks:
+        least, before = inf, 0.0
+        for claim in sorted(known):
+            least = min(least, left + max(0.0, claim.at - now) * rate - before)
+            before += claim.amount
+        if abs(least) > 1e-4:
+            assert claims.all_in_time(left, now) == (least >= 0)
+
+
+def test_who_has_no_claim_as_there_are_too_many_is_told_a_time_of_its_own_too():
+    bucket = Bucket(600_000, 1000.0)
+    bucket.take(11 * bucket.rate, 1000.0)
+    clients = 2 * MAX_CLAIMS
+    assert len({told(bucket, 10, 1000.0, content) for content in range(clients)}) == clients
+
+
+def test_who_asks_for_the_same_before_it_was_told_to_keeps_its_time_and_nobody_else_waits():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    for tenth in range(5):
+        seconds = told(bucket, SECOND, 1000.0 + tenth / 10, MINE)
+        assert seconds == pytest.approx(1.0 - tenth / 10)
+    assert len(bucket.claims) == 1
+    assert told(bucket, SECOND, 1000.5, OTHERS) == pytest.approx(1.5)
+
+
+def test_who_asks_too_early_and_finds_more_owed_is_told_a_later_time():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    bucket.give(-5 * SECOND, 1000.4)
+    assert told(bucket, SECOND, 1000.5, MINE) == pytest.approx(5.5)
+    assert bucket.wait(SECOND, 1006.0, OTHERS) > 0
+    assert bucket.wait(SECOND, 1006.0, MINE) == 0
+
+
+def test_several_that_ask_for_the_same_at_once_are_told_a_time_each_and_come_in_then():
+    bucket, clients = Bucket(600, 1000.0), 20
+    bucket.take(11 * SECOND, 1000.0)
+    times = [1000.0 + number / 1000 for number in range(clients)]
+    times = [now + told(bucket, SECOND, now, MINE) for now in times]
+    assert times == pytest.approx([1001.0 + number for number in range(clients)])
+    for now in times:
+        assert bucket.wait(SECOND, now, MINE) == 0
+        bucket.take(SECOND, now, MINE)
+    assert not bucket.claims
+
+
+def test_who_comes_in_before_it_was_told_to_has_no_claim_left():
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    bucket.give(3 * SECOND, 1000.2)
+    assert bucket.wait(SECOND, 1000.5, MINE) == 0
+    bucket.take(SECOND, 1000.5, MINE)
+    assert not bucket.claims

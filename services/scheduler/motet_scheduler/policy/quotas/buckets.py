@@ -10,27 +10,16 @@ that makes nobody late who has one. If more is owed when it is due than was know
 estimate, it moves to when nothing is.
 """
 
-from bisect import bisect_left, insort
 from math import inf
-from typing import NamedTuple
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
+from motet_scheduler.policy.quotas.claims import NOTHING, Claim, Claims
 
 CLAIM_SECONDS = 2.0
 """How much later than told one may come: some read whole seconds, and all need a way back."""
 
 MAX_CLAIMS = 1_000
 """Who is told to come again after as many others has none."""
-
-_NOTHING = 1e-6
-"""Seconds that are rounding."""
-
-
-class Claim(NamedTuple):
-    at: float
-    amount: float
-    content: int
-    """What it is for: nobody else who comes meanwhile takes it."""
 
 
 class Bucket:
@@ -41,8 +30,8 @@ class Bucket:
         """Per minute."""
         self.level = self.depth
         """What is there; below 0: what is owed."""
-        self.claims: list[Claim] = []
-        """Of those who were told to come again and have not come. In order."""
+        self.claims = Claims(self.rate)
+        """Of those who were told to come again and have not come."""
         self.claims_until = -inf
         """When the next one begins, as long as there are any."""
         self._at = now
@@ -74,29 +63,13 @@ class Bucket:
             self.level, self._most = min(self.level + filled, self.depth), min(self._most + filled, self.depth)
             self._at = now
             if self.claims and self.level >= 0:  # else nobody could have come in
-                del self.claims[: bisect_left(self.claims, (now - CLAIM_SECONDS,))]
-
-    def _due_claim(self, content: int, now: float) -> Claim | None:
-        for claim in self.claims:
-            if claim.at > now + _NOTHING:
-                break
-            if claim.content == content:
-                return claim
-        return None
-
-    def _makes_nobody_late(self, amount: float, now: float) -> bool:
-        left = self.level - amount
-        for claim in self.claims:
-            if left + max(0.0, claim.at - now) * self.rate < 0:
-                return False
-            left -= claim.amount
-        return True
+                self.claims.drop_before(now - CLAIM_SECONDS)
 
     def owed_seconds(self, now: float) -> float:
         """How long nobody may take anything."""
         self.fill(now)
         owed = -self.level / self.rate
-        return owed if owed > _NOTHING else 0.0
+        return owed if owed > NOTHING else 0.0
 
     def wait(self, amount: float, now: float, content: int = 0, *, patient: bool = False) -> float:
         """After how many seconds one that comes now may take this amount. `patient`: after all that have a claim."""
@@ -104,18 +77,21 @@ class Bucket:
         if not self.claims:
             return owed
         if not patient:
-            if self._due_claim(content, now) is not None:
+            own = self.claims.own(content, now)
+            if own is not None and own.at <= now + NOTHING:
                 return owed
-            if not owed and self._makes_nobody_late(amount, now):
+            if not owed and self.claims.all_in_time(self.level - amount, now):
                 return 0.0
+            if own is not None:
+                return max(owed, own.at - now)
         # All may be late that have one: those on their way may come yet.
-        return max(owed, self.claims_until - now) or self.claims[-1].at + CLAIM_SECONDS - now
+        return max(owed, self.claims_until - now) or self.claims.in_order[-1].at + CLAIM_SECONDS - now
 
     def take(self, amount: float, now: float, content: int = 0) -> float:
         """Returns how much was taken: no debt grows beyond its bound."""
         self.fill(now)
-        if (claim := self._due_claim(content, now)) is not None:
-            self.claims.remove(claim)
+        if alike := self.claims.of(content):
+            self.claims.drop(alike[0] if alike[0].at <= now + NOTHING else alike[-1])
         taken = max(0.0, min(amount, self.level + self.max_debt))
         self.level -= taken
         self._most -= taken
@@ -132,22 +108,30 @@ class Bucket:
     def claim(self, amount: float, now: float, content: int, seconds: float) -> None:
         """One that is refused now should come again after this time. That is longer than it has to `wait` here, if it
         has to for another account."""
-        if (claim := self._due_claim(content, now)) is not None:
-            self.claims.remove(claim)
+        at = now + seconds
+        if (own := self.claims.own(content, now)) is not None:
+            if abs(at - own.at) <= NOTHING:
+                return  # it was told its time again
+            self.claims.drop(own)
+            since = own.since
         else:
             wait = self.wait(amount, now, content)
-            if not (wait or self.claims) or len(self.claims) >= MAX_CLAIMS:
+            if not (wait or self.claims):
                 return  # it will hardly have to wait here
             after = max(now + wait, self.claims_until) if self.claims else now + wait
             self.claims_until = after + amount / self.rate
-        insort(self.claims, Claim(now + seconds, amount, content))
+            if len(self.claims) >= MAX_CLAIMS:
+                return
+            alike = self.claims.of(content)
+            since = alike[0].since if alike else now
+        self.claims.add(Claim(at, amount, content, since))
 
     def change(self, grant: int, now: float) -> None:
         """What is there stays, and what is owed takes as long as before: another grant refills nothing."""
         self.fill(now)
         self.level, self._most = (one * grant / self.grant if one < 0 else one for one in (self.level, self._most))
-        self.claims = []  # they were for another grant
         self.grant = grant
+        self.claims = Claims(self.rate)  # those that are left were for another grant
         self.level, self._most = min(self.level, self.depth), min(self._most, self.depth)
 
     def restore(self, level: float, grant: int, age: float) -> None:
