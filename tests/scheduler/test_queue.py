@@ -1,9 +1,10 @@
+from functools import partial
 from itertools import count, islice
 from random import Random
 
 import pytest
 
-from motet.domain import BASE, RequestId, Tenant
+from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
 from motet_scheduler.policy.class_queue import MAX_MOVED, MOVE_COSTS
@@ -17,7 +18,7 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Shares
 from motet_scheduler.policy.values import BaseModel, SchedulerConfig
 from motet_scheduler.policy.waiting_heads import Waiting
-from tests.scheduler.builders import GROUP, ready
+from tests.scheduler.builders import GROUP, SchedulerDriver, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
 MAX_SEARCHES = 6
@@ -461,6 +462,48 @@ def test_those_that_come_and_go_while_a_limit_changes_are_where_they_belong():
     for *_, request in sorted(waiting.queue.unordered()):
         oldest.setdefault((request.tenant, request.adapter if request.limited else ""), request)
     assert waiting.queue.heads() == sorted(oldest.values(), key=order_of)
+
+
+def test_no_later_request_for_an_adapter_passes_one_that_shares_a_flow():
+    """When that came, there was no room for a flow of its adapter alone. Now there is."""
+    a, b, c, e = (Digest("sha256:" + 64 * letter) for letter in "abce")
+    driver = SchedulerDriver(headroom_one_in=10**6)
+    driver.gateway()
+    driver.attach(pages=68, max_sequences=2048, adapter_slots=1)
+    how = {"tenant": "T", "prompt": 16, "max_tokens": 15}
+    driver.enqueue("of b", **how, digest=b, adapter="T/b")
+    others = [f"other{n}" for n in range(31)]
+    for n, name in enumerate(others):
+        driver.enqueue(name, tenant=f"t{n}", prompt=16, max_tokens=16)
+    while driver.scheduler.runners[InstanceName("r0")].ledger.free > 0:
+        others.append(f"other{len(others)}")
+        driver.enqueue(others[-1], tenant="t0", prompt=16, max_tokens=15)
+    for name, digest in (("a1", a), ("e1", e), ("c1", c), ("b1", b)):
+        driver.enqueue(name, **how, digest=digest, adapter=f"T/{name[0]}")
+    driver.cancel("a1")
+    driver.cancel("e1")
+    for name in ("b2", "b3", "b4"):
+        driver.enqueue(name, **how, digest=b, adapter="T/b")
+    placed = []
+    for end in (*(partial(driver.finish, name) for name in others[:2]), partial(driver.cancel, "c1")):
+        end()
+        placed += [one.request for one in driver.of(effects.SendPlaced)]
+    assert placed[0] == "b1"
+
+
+def test_an_adapter_has_a_flow_of_its_own_again_when_none_of_its_requests_shares_one(monkeypatch):
+    monkeypatch.setattr(class_queue, "MAX_OF_ADAPTERS", 2)
+    waiting = WaitingRequests()
+    for n, adapter in enumerate("abcd"):
+        waiting.add(f"{adapter}1", age=9 - n, adapter=f"default/{adapter}")
+    for name in ("a1", "b1"):
+        waiting.queue.remove(waiting.by_name[name])
+    waiting.add("d2", adapter="default/d")
+    assert waiting.oldest_of_each_flow() == ["c1"]
+    for name in ("d1", "d2"):
+        waiting.queue.remove(waiting.by_name[name])
+    waiting.add("d3", adapter="default/d")
+    assert waiting.oldest_of_each_flow() == ["c1", "d3"]
 
 
 def test_a_decision_searches_few_lists(monkeypatch):

@@ -24,8 +24,10 @@ MAX_FLOWS = 32
 """Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
 
 MAX_OF_ADAPTERS = 64
-"""Flows of all tenants together, up to which each adapter of a tenant has one of its own. Each more is a head that
-decisions may look at; with hundreds of tenants these are enough, and one whose head lacks a slot is one of many."""
+"""Over the number of tenants: up to as many flows of a tenant, each of its adapters gets one of its own. Each more
+is a head that decisions may look at. With hundreds of tenants these are enough, and one whose head lacks a slot is one
+of many. A flow that began while there were fewer tenants stays as long as somebody waits in it: of the k-th tenant 64/k
+at most, and so some 250 of all together."""
 
 MAX_MOVED = 100
 """Requests that are put into other flows at once."""
@@ -36,15 +38,28 @@ OTHERS: Flow = ("", "", -1)
 
 
 def flow_of(request: Request, share: Share, tenants: int) -> Flow:
-    """`tenants`: how many there are."""
+    """`tenants`: how many there are. No flow of an adapter begins beside an older request for it in another one."""
     own = request.digest if request.replaced else request.adapter or request.digest
     flow = (request.base, own, request.size)
     if not (request.replaced or request.limited):
         few = min(MAX_FLOWS, MAX_OF_ADAPTERS // tenants)
-        if flow in share.flows or len(share.flows) < few:
+        if flow in share.flows or (len(share.flows) < few and not share.sharing[request.base, own]):
             return flow
         flow = (request.base, "", request.size)
     return flow if flow in share.flows or len(share.flows) < MAX_FLOWS else OTHERS
+
+
+def sharing(request: Request) -> tuple[str, str] | None:
+    """Its adapter, if it waits in a flow that others share."""
+    own = request.adapter or request.digest
+    return (request.base, own) if own and not request.flow[1] else None
+
+
+def _stop_sharing(request: Request, share: Share) -> None:
+    if (adapter := sharing(request)) is not None:
+        share.sharing[adapter] -= 1
+        if not share.sharing[adapter]:
+            del share.sharing[adapter]
 
 
 class ClassQueue:
@@ -202,6 +217,7 @@ class ClassQueue:
         if not flow:
             del share.flows[key]
         for request in moved:
+            _stop_sharing(request, share)
             self._join_flow(request, share)
 
     def try_all_again(self) -> None:
@@ -366,6 +382,8 @@ class ClassQueue:
 
     def _join_flow(self, request: Request, share: Share) -> None:
         request.flow = flow_of(request, share, len(self.shares))
+        if (adapter := sharing(request)) is not None:
+            share.sharing[adapter] += 1
         flow = share.flows.setdefault(request.flow, [])
         before = flow[0][-1] if flow else None
         aged = (*request.turn, request)
@@ -381,6 +399,7 @@ class ClassQueue:
     def _leave_flow(self, request: Request) -> Share:
         share = request.share
         assert share is not None
+        _stop_sharing(request, share)
         flow = share.flows[request.flow]
         at = 0 if flow[0][-1] is request else bisect_left(flow, (*request.turn, request))
         assert flow[at][-1] is request, f"{request.id} is not where its turn says"
