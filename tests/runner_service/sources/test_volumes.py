@@ -184,7 +184,7 @@ async def test_a_hubs_snapshots_in_another_tenants_folder_do_not_reveal_what_exi
 async def test_a_folder_that_cannot_be_read_is_the_tenants_fault(shared, acme, path):
     """Not a defect of the runner, and no failure of its disk"""
     (shared / "acme/loop").symlink_to("loop")
-    with pytest.raises(AdapterFetchFailed, match=r"There is no folder|cannot read|has no adapter_config|leads to it"):
+    with pytest.raises(AdapterFetchFailed, match=r"There is no folder|can't be read|has no adapter_config|leads to it"):
         await acme(f"acme/{path}")
 
 
