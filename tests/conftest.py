@@ -45,6 +45,13 @@ MOST_OF_A_LEFT_THREAD = 20.0
 """Seconds of CPU time"""
 
 
+@pytest.fixture(autouse=True)
+def plain_logs_again() -> Iterator[None]:
+    """A command that a test calls may configure others. Tests after it would look for lines in vain."""
+    yield
+    use_plain_logs()
+
+
 def pytest_collection_finish() -> None:
     leave_out_what_stays()
     gc.enable()

@@ -287,9 +287,9 @@ def test_a_runner_that_is_said_to_hang_without_reason_is_a_problem(monkeypatch):
 
 def test_a_runner_that_takes_no_work_any_more_is_a_problem():
     """One that was silent once stays unhealthy, whatever it reports later."""
-    condition = "if runner.unhealthy and (moves or idle):"
+    condition = "if runner.unhealthy and (listing.moves or listing.idle):"
     module = "motet_scheduler.policy.runner_events"
-    with put_back(Defect("", module, "RunnerEvents.reported", condition, "if False:")):
+    with put_back(Defect("", module, "RunnerEvents._all_listed", condition, "if False:")):
         plan = replace(draw_plan(1), faults=(Fault("pause", 5.0, "runner-0", seconds=4.5),))
         assert run_trial(plan).problem.startswith("runner-0 takes no work: it has sent nothing for")
 

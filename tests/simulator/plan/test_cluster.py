@@ -149,9 +149,9 @@ def test_a_cold_adapter_loads_before_its_first_token_and_a_warm_one_does_not() -
 
 def test_few_things_make_a_runner_report_all_that_it_has() -> None:
     """A whole report of each overflow and each load took more than half of a simulation's time."""
-    requests = list(workload(3, 300, rate=20, adapters=30, output=150))
+    requests = list(workload(3, 500, rate=20, adapters=30, output=150))
     seen: Counter[type] = Counter()
-    tight = profile(pages=2000, max_sequences=32, adapter_slots=4, cached_adapters=64)
+    tight = profile(pages=1500, max_sequences=32, adapter_slots=4, cached_adapters=64)
     setup = Setup(profile=tight, runners=3, lengths="exact")
     cluster = simulated(setup, requests, record=lambda _, one: seen.update([type(one)]))
     overflows, moves = seen[supervisor_events.OverflowAnnounced], seen[events.AdapterStateChanged]

@@ -76,16 +76,18 @@ class Bucket:
         owed = self.owed_seconds(now)
         if not self.claims:
             return owed
-        if not patient:
-            own = self.claims.own(content, now)
-            if own is not None and own.at <= now + NOTHING:
-                return owed
-            if not owed and self.claims.all_in_time(self.level - amount, now):
-                return 0.0
-            if own is not None:
-                return max(owed, own.at - now)
-        # All may be late that have one: those on their way may come yet.
-        return max(owed, self.claims_until - now) or self.claims.in_order[-1].at + CLAIM_SECONDS - now
+        # Those who have one may come late, as they are on their way.
+        all_gone = self.claims.in_order[-1].at + CLAIM_SECONDS - now
+        if patient:
+            return max(owed, all_gone)
+        own = self.claims.own(content, now)
+        if own is not None and own.at <= now + NOTHING:
+            return owed
+        if not owed and self.claims.all_in_time(self.level - amount, now):
+            return 0.0
+        if own is not None:
+            return max(owed, own.at - now)
+        return max(owed, self.claims_until - now) or all_gone
 
     def take(self, amount: float, now: float, content: int = 0) -> float:
         """Returns how much was taken: no debt grows beyond its bound."""
