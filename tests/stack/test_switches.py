@@ -194,6 +194,7 @@ def switching(tmp_path: Path) -> Iterator[Switching]:
         "MOTET_SCHEDULER_REVISION_SECONDS": "0",
         "MOTET_SUPERVISOR_HANG_SECONDS": "120",  # two cores have two engines, the services and the clients
         "MOTET_GATEWAY_DEADLINE_SECONDS": "600",
+        "MOTET_OPERATOR_SILENT_SECONDS": "0",  # a stopped gateway goes on: it is not replaced
     }
     with (
         running_stack(tmp_path, manifests=manifests, env=env) as stack,
