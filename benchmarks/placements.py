@@ -46,7 +46,7 @@ class Production:
         for able in self.in_order(request, list(runners)):
             found = choose(request, able, config, now, near=near, reserved=reserved, kept=kept)
             if isinstance(found, Chosen):
-                self.cold += request.digest != BASE and request.digest not in found.runner.adapters
+                self.cold += request.digest != BASE and request.digest not in found.runner.adapters.having
                 self.chosen(request, found.runner)
                 return found
         return found
@@ -64,7 +64,9 @@ class Fullest(Production):
 
     def in_order(self, request: Request, runners: list[Runner]) -> Iterator[list[Runner]]:
         digest = request.digest
-        for runner in sorted(runners, key=lambda one: (one.sequences, one.tier_of(digest), one.instance), reverse=True):
+        for runner in sorted(
+            runners, key=lambda one: (one.sequences, one.adapters.tier_of(digest), one.instance), reverse=True
+        ):
             yield [runner]
 
 

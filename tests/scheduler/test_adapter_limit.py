@@ -6,6 +6,7 @@ from motet.domain import InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapter_limits import AdapterLimits
+from motet_scheduler.policy.adapter_table import AdapterTable
 from motet_scheduler.policy.placement import Placer
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
@@ -267,18 +268,18 @@ def test_many_that_may_go_elsewhere_now_are_looked_at_in_parts(monkeypatch):
     assert driver.where("w0") == "r0"
 
 
-def runners_of_each_kind() -> tuple[AdapterLimits, dict[str, Runner]]:
+def runners_of_each_kind() -> tuple[AdapterLimits, dict[InstanceName, Runner]]:
     """Two groups and two base models: each runner has the adapter, and each of the two names may be on one of them."""
-    limits = AdapterLimits()
+    table, runners = AdapterTable(), dict[InstanceName, Runner]()
+    limits = AdapterLimits(table, runners)
     limits.state([adapter(max_replicas=1), adapter("twin", max_replicas=2)])
-    runners = {}
     for name, group, base in (("r0", GROUP, "old"), ("r1", GROUP, "new"), ("r2", "default/other", "new")):
         identity_ = RunnerIdentity(instance=name, incarnation="1", pool="p", group=group)
-        runner = runners[name] = Runner(
-            identity_, "", Capacity(pages=100), 1.0, rank_of=lambda _: 8, adapter_moved=limits.adapter_moved
-        )
+        moved = lambda _, digest: limits.adapters_moved([digest])  # noqa: E731
+        runner = Runner(identity_, "", Capacity(pages=100), 1.0, table=table, adapter_moved=moved)
+        runners[runner.instance] = runner
         runner.base = BaseModel(digest=base)
-        runner.note_resident(resident(PIRATE))
+        runner.adapters.replace(resident(PIRATE))
     return limits, runners
 
 
@@ -319,9 +320,9 @@ def test_an_answer_is_kept_for_all_that_ask_alike_until_a_runner_or_a_limit_chan
     assert served_by(limits) == ["r0"]
     kept = limits.holders_at_limit(limited_request())
     assert limits.holders_at_limit(limited_request()) is kept, "it is worked out once"
-    runners["r0"].note_resident({})
+    runners[InstanceName("r0")].adapters.replace({})
     assert served_by(limits) == ["r1"]
-    runners["r0"].note_resident(resident(PIRATE))
+    runners[InstanceName("r0")].adapters.replace(resident(PIRATE))
     assert served_by(limits) == ["r0"]
     limits.state([adapter(max_replicas=2), adapter("twin", max_replicas=2)])
     assert served_by(limits) == ["r0", "r1"]

@@ -349,7 +349,14 @@ def outcome(driver: SchedulerDriver) -> dict[str, object]:
     return {
         "runners": {
             name: (
-                *(dict(one.ledger), one.ledger.total, one.parked, one.orphaned, one.resident, one.adapters),
+                *(
+                    dict(one.ledger),
+                    one.ledger.total,
+                    one.parked,
+                    one.orphaned,
+                    one.adapters.tiers,
+                    one.adapters.having,
+                ),
                 *(one.pinned, one.attached, one.takes_work, one.last_report_at, one.drain),
             )
             for name, one in state.runners.items()

@@ -156,7 +156,7 @@ class NobodyWaits(RuleBasedStateMachine):
                         reserved, kept = queue.reserved_from(request), queue.kept_from(request)
                         able, config = state.runners_for(request), state.config
                         found = choose(request, able, config, state.now, reserved=reserved, kept=kept)
-                        there = request.digest == BASE or (found and request.digest in found.runner.resident)
+                        there = request.digest == BASE or (found and request.digest in found.runner.adapters.tiers)
                         assert not (isinstance(found, Chosen) and there), f"{request.id} waits for {head[-1].id}"
 
 

@@ -74,7 +74,7 @@ class Driver(SchedulerDriver):
         )
         if failure is None:
             runner = self.scheduler.runners[InstanceName(instance)]
-            self.holds(instance, runner.resident | {digest_of(name): Tier.DEVICE})
+            self.holds(instance, runner.adapters.tiers | {digest_of(name): Tier.DEVICE})
 
     def holds(self, instance: str, resident: dict[Digest, Tier]) -> None:
         self.report(instance, entry(f"on-{instance}", 2), resident=resident)
@@ -162,7 +162,7 @@ def test_few_of_those_that_wait_are_looked_at() -> None:
     for _ in range(len(names)):
         for instance, name in driver.look():
             driver.loaded(name, instance)
-    resident = driver.scheduler.runners[InstanceName("r0")].adapters
+    resident = driver.scheduler.runners[InstanceName("r0")].adapters.having
     assert {name for name in names if digest_of(name) in resident} == {*names[:MAX_AHEAD]}
 
 

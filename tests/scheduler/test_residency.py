@@ -14,9 +14,9 @@ from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapter_table import MAX_RESIDENT
 from motet_scheduler.policy.adapters import Adapters, Revision
 from motet_scheduler.policy.catalog import MAX_REPORTED, SavedAdapter, SavedCatalog
-from motet_scheduler.policy.runners import MAX_RESIDENT
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
 
@@ -165,10 +165,10 @@ def test_a_runner_tells_between_two_reports_where_one_adapter_is_now():
     driver.wait(PAUSE)
     assert states(driver) == {"a0": AdapterReadiness.COLD, "a1": AdapterReadiness.READY}
     runner = driver.scheduler.runners["r0"]
-    assert runner.resident == {digest_of("a0"): Tier.DISK, digest_of("a1"): Tier.DEVICE}
-    assert runner.adapters == {digest_of("a1")}
+    assert runner.adapters.tiers == {digest_of("a0"): Tier.DISK, digest_of("a1"): Tier.DEVICE}
+    assert runner.adapters.having == {digest_of("a1")}
     driver.certify("a7", digest_of("a7"), stage=AdapterStage.DEVICE, **moved)
-    assert len(runner.resident) == 2, "nobody serves it: the next report says what else is there"
+    assert len(runner.adapters.tiers) == 2, "nobody serves it: the next report says what else is there"
     holding(driver, "a0")
     driver.wait(PAUSE)
     assert states(driver) == {"a0": AdapterReadiness.READY, "a1": AdapterReadiness.COLD}, "a report lists all"
@@ -191,10 +191,10 @@ def test_changes_say_the_same_as_reports_that_list_all():
         now = {digest: tier for digest, tier in held.items() if before.get(digest) is not tier}
         gone = tuple(digest for digest in before if digest not in held)
         changes.send(events.ResidencyChanged(InstanceName("r0"), "1", gone, now))
-        assert changes.scheduler.runners["r0"].resident == whole.scheduler.runners["r0"].resident == held
-        assert changes.scheduler.runners["r0"].adapters == whole.scheduler.runners["r0"].adapters
+        assert changes.scheduler.runners["r0"].adapters.tiers == whole.scheduler.runners["r0"].adapters.tiers == held
+        assert changes.scheduler.runners["r0"].adapters.having == whole.scheduler.runners["r0"].adapters.having
         changes.send(events.RunnerReported(instance=InstanceName("r0"), incarnation="1"))
-        assert changes.scheduler.runners["r0"].resident == held, "a report without a list changes nothing"
+        assert changes.scheduler.runners["r0"].adapters.tiers == held, "a report without a list changes nothing"
         for driver in (whole, changes):
             driver.wait(PAUSE)
         assert states(changes) == states(whole)
@@ -204,10 +204,10 @@ def test_changes_of_a_process_that_has_ended_or_without_end_are_not_taken():
     driver = certified("a0")
     late = events.ResidencyChanged(InstanceName("r0"), "0", (), {digest_of("a0"): Tier.DEVICE})
     driver.send(late)
-    assert not driver.scheduler.runners["r0"].resident
+    assert not driver.scheduler.runners["r0"].adapters.tiers
     names = [digest_of(f"a{number + 1}") for number in range(MAX_RESIDENT + 10)]
     driver.send(events.ResidencyChanged(InstanceName("r0"), "1", (), dict.fromkeys(names, Tier.DISK)))
-    assert len(driver.scheduler.runners["r0"].resident) == MAX_RESIDENT
+    assert len(driver.scheduler.runners["r0"].adapters.tiers) == MAX_RESIDENT
     driver.send(events.ResidencyChanged(InstanceName("r0"), "1", (names[0],), {digest_of("a0"): Tier.DEVICE}))
     assert states(driver) == {"a0": AdapterReadiness.READY}
 
@@ -331,9 +331,9 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
         )
         if one.serving is not None:
             held = {
-                runner.instance: runner.resident[one.serving.digest]
+                runner.instance: runner.adapters.tiers[one.serving.digest]
                 for runner in state.runners.values()
-                if one.serving.digest in runner.resident
+                if one.serving.digest in runner.adapters.tiers
             }
             assert {instance: tier for instance, tier, _ in one.last_report.replicas} == held
     now = tuple(state.adapters.entry(one, state.runners) for one in state.adapters)

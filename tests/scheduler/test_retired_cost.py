@@ -107,12 +107,11 @@ def test_a_fetch_for_what_is_dropped_is_forgotten() -> None:
     driver = with_requests(1, runners=1)
     working = {"stage": AdapterStage.NONE, "certificate": None, "ordered_stage": AdapterStage.DEVICE}
     driver.certify("a0", digest_of(0), **working, bytes=100)
-    adapters, (pool,) = driver.scheduler.adapters, driver.scheduler.state.pools.values()
-    assert adapters.coming_to(pool.group, digest_of(0)) is not None
+    assert driver.scheduler.runners["r0"].adapters.fetches
     driver.cancel("q0")
     driver.state()
-    assert not adapters.retired
-    assert adapters.coming_to(pool.group, digest_of(0)) is None
+    assert not driver.scheduler.adapters.retired
+    assert not driver.scheduler.runners["r0"].adapters.fetches
 
 
 def test_a_fetch_is_forgotten_when_its_runner_leaves() -> None:
@@ -120,4 +119,4 @@ def test_a_fetch_is_forgotten_when_its_runner_leaves() -> None:
     working = {"stage": AdapterStage.NONE, "certificate": None, "ordered_stage": AdapterStage.DEVICE}
     driver.certify("a0", digest_of(0), **working, bytes=100)
     driver.detach("r0")
-    assert driver.scheduler.adapters.coming_to(adapter().group, digest_of(0)) is None
+    assert not driver.scheduler.runners["r0"].adapters.fetches

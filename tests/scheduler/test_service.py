@@ -72,7 +72,7 @@ async def test_an_adapter_is_checked_served_and_dropped_when_its_manifest_goes(s
     assert await system.gateway.ask("a", adapter=digest, max_tokens=20) == tokens_of(PROMPT, 7, 20, digest)
     await until(lambda: system.operator.adapter("pirate").state == scheduler_pb2.ADAPTER_READINESS_READY)
     system.operator.state()
-    await until(lambda: digest not in system.control.scheduler.runners["r0"].resident, why="the runner drops it")
+    await until(lambda: digest not in system.control.scheduler.runners["r0"].adapters.tiers, why="the runner drops it")
     assert not system.gateway.catalogs[-1].adapters
 
 
@@ -94,11 +94,13 @@ async def test_a_change_of_residency_that_was_lost_is_noticed_and_all_is_told_on
     order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
     with capture_logs() as logs:
         life = await runner.service.loaded.adapters.ensure(order)
-        await until(lambda: life.digest in system.control.scheduler.runners["r0"].resident, why="a hello tells all")
+        await until(
+            lambda: life.digest in system.control.scheduler.runners["r0"].adapters.tiers, why="a hello tells all"
+        )
         told = len(reports)
         await until(lambda: len(reports) > told + 3)
         runner.service.loaded.adapters.drop(life.digest)
-        await until(lambda: not system.control.scheduler.runners["r0"].resident)
+        await until(lambda: not system.control.scheduler.runners["r0"].adapters.tiers)
     assert lost
     assert [line["told"] for line in logs if line["event"] == "residency_differs"] == [1]
 

@@ -30,7 +30,7 @@ from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.explanation import explanation
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.runners import MAX_RESIDENT
+from motet_scheduler.policy.adapter_table import MAX_RESIDENT
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.welcomed_peers import WelcomedPeers
@@ -256,14 +256,14 @@ class SchedulerService:
     def _check_residency(self, identity: RunnerIdentity, report: scheduler_pb2.Report) -> None:
         """A runner tells only changes. If some were lost, because of a defect of Motet, its next hello tells all."""
         runner = self.scheduler.state.current(InstanceName(identity.instance), identity.incarnation)
-        if runner is None or len(runner.resident) >= MAX_RESIDENT:
+        if runner is None or len(runner.adapters.tiers) >= MAX_RESIDENT:
             return
-        if report.HasField("resident_count") and report.resident_count != len(runner.resident):
+        if report.HasField("resident_count") and report.resident_count != len(runner.adapters.tiers):
             log.error(
                 "residency_differs",
                 runner=identity.instance,
                 told=report.resident_count,
-                known=len(runner.resident),
+                known=len(runner.adapters.tiers),
                 hint="A change of the adapters that it holds was lost. It connects again, and tells all of them.",
             )
             raise EndStream(RESIDENCY_DIFFERS)

@@ -314,7 +314,7 @@ class System:
         if digest not in digests or set(digests[digests.index(digest) :]) == {digest}:
             return False
         known = self.leader.scheduler.runners.values() if self.leader is not None else ()
-        return not any(digest in runner.resident and runner.serves(target.base_digest) for runner in known)
+        return not any(digest in runner.adapters.tiers and runner.serves(target.base_digest) for runner in known)
 
     # --------------------------------------------------------------------------------------------------- what they run
 

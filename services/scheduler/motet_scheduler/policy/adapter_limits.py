@@ -1,9 +1,10 @@
 """`placement.maxReplicas`: which runners alone serve an adapter, once as many have it as it allows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Tier
+from motet_scheduler.policy.adapter_table import AdapterTable
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterSpec, GroupName
@@ -12,12 +13,12 @@ NO_LIMIT = 1 << 31
 
 
 class AdapterLimits:
-    def __init__(self) -> None:
+    def __init__(self, table: AdapterTable, runners: Mapping[InstanceName, Runner]) -> None:
+        self._table = table
+        self._runners = runners
         self._most: dict[str, int] = {}
         """By namespace/name of the adapter."""
         self.lowest = NO_LIMIT
-        self._having: dict[Digest, dict[InstanceName, Runner]] = {}
-        """The runners that have each adapter, or will have it soon."""
         self._answers: dict[Digest, dict[tuple[GroupName, str, str], Sequence[Runner] | None]] = {}
         """Kept until something changes: many requests ask alike."""
 
@@ -30,23 +31,14 @@ class AdapterLimits:
             self._answers.clear()
         return changed
 
-    def adapter_moved(self, runner: Runner, digest: Digest) -> None:
-        """The runner has this adapter now, or no longer; or it takes work now, or no longer."""
-        self._answers.pop(digest, None)
-        having = self._having.setdefault(digest, {})
-        if digest in runner.adapters:
-            having[runner.instance] = runner
-        else:
-            having.pop(runner.instance, None)
-            if not having:
-                del self._having[digest]
+    def adapters_moved(self, digests: Iterable[Digest]) -> None:
+        """Other runners have these than before; or one of them takes work now, or no longer."""
+        if self._answers:
+            for digest in digests:
+                self._answers.pop(digest, None)
 
     def has_limit(self, adapter: str) -> bool:
         return adapter in self._most
-
-    def having(self, digest: Digest) -> Iterable[Runner]:
-        """The runners that have it, or will have it soon."""
-        return self._having.get(digest, {}).values()
 
     def more_than_one(self, adapter: str) -> bool:
         """Whether more than one runner may serve it."""
@@ -61,13 +53,13 @@ class AdapterLimits:
         most = self._most.get(request.adapter)
         if most is None:
             return None
-        having = self._having.get(request.digest, {})
+        having = self._table.having.get(request.digest, ())
         if most > len(having):
             return None
         answers = self._answers.setdefault(request.digest, {})
         key = (request.group, request.base, request.adapter)
         if key not in answers:
-            answers[key] = self._find(request, most, having.values())
+            answers[key] = self._find(request, most, map(self._runners.__getitem__, having))
         return answers[key]
 
     @staticmethod
@@ -84,5 +76,5 @@ class AdapterLimits:
             return None
         # There may be more: the limit was lowered, or a runner came back. The others keep it until they need its room.
         # Those that only list a request for it come last: they may have neither.
-        serving.sort(key=lambda runner: (runner.tier_of(request.digest) is not Tier.DEVICE, runner.instance))
+        serving.sort(key=lambda runner: (runner.adapters.tier_of(request.digest) is not Tier.DEVICE, runner.instance))
         return serving[:most]

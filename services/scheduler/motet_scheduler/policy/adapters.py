@@ -19,6 +19,7 @@ from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.errors import ModelNotFound
 from motet.runner_info import Failure, Tier
+from motet_scheduler.policy.adapter_table import AdapterTable
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, PinAdapters, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
@@ -98,21 +99,6 @@ class DigestSource:
     max_bytes: int = 0
     rank: int = 0
     """What counts in device memory"""
-
-
-@dataclass(slots=True)
-class Coming:
-    """The bytes of an adapter that a runner fetches, as it has reported them."""
-
-    since: float
-    first: int
-    fetched: int
-    at: float
-
-    @property
-    def rate(self) -> float:
-        """In bytes per second; 0: not known yet, or it has begun anew."""
-        return max(0, self.fetched - self.first) / (self.at - self.since) if self.at > self.since else 0.0
 
 
 def start_of(runner: Runner) -> Start:
@@ -237,11 +223,13 @@ class Adapters:
         self,
         config: SchedulerConfig,
         bases: GroupBases,
+        table: AdapterTable,
         first_order: int,
         places_changed: Callable[[Digest | None], None],
     ) -> None:
         self._policy = config
         self._bases = bases
+        self._table = table
         self._places_changed = places_changed
         """Other runners hold an adapter than before, or a load of it has ended. None: a runner has come or gone."""
         self._orders = count(first_order)
@@ -260,10 +248,6 @@ class Adapters:
         self._withdrawn = False
         self._moved_groups: dict[GroupName, None] = {}
         """In which runners may serve some adapter, or may not, that was otherwise at `take_moved`."""
-        self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
-        """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
-        self._coming: dict[tuple[GroupName, Digest], dict[InstanceName, Coming]] = {}
-        """How fast the bytes of adapters come that are fetched now, to each runner."""
         self.rates: dict[GroupName, float] = {}
         """Bytes per second of the last fetch that has lasted."""
         self.loaded: dict[tuple[GroupName, Digest], None] = {}
@@ -700,7 +684,7 @@ class Adapters:
             self._put(adapter, replaced.key, adapter.state_of(replaced.key))
             if replaced.digest != event.digest:
                 adapter.had.pop(replaced.digest, None)
-                adapter.had[replaced.digest] = tuple(self._holders.get(replaced.digest, ()))[:MAX_HAD]
+                adapter.had[replaced.digest] = tuple(self._table.tiers.get(replaced.digest, ()))[:MAX_HAD]
                 if len(adapter.had) > MAX_HAD:
                     del adapter.had[next(iter(adapter.had))]
                 self._retire_digest(adapter.spec, replaced)
@@ -960,33 +944,32 @@ class Adapters:
     def _to_hold(self, spec: AdapterSpec, digest: Digest, able: list[Runner], now: float) -> list[Runner]:
         """The runners that keep it: those that have it, then those to which it comes, then those that hold least."""
         before = [one for one in able if one.pinned is not None and digest in one.pinned]
-        if len(before) == spec.min_replicas and all(one.resident.get(digest) is Tier.DEVICE for one in before):
+        if len(before) == spec.min_replicas and all(one.adapters.tiers.get(digest) is Tier.DEVICE for one in before):
             return before
 
         def rank(one: Runner) -> tuple[int, bool, int, InstanceName]:
             kept = digest in (one.pinned or ())
-            if one.resident.get(digest) is Tier.DEVICE:
+            if one.adapters.tiers.get(digest) is Tier.DEVICE:
                 return 0, not kept, 0, one.instance
-            if one.load_is_awaited(digest, spec.ref, now, self._policy.load_retry):
+            if one.adapters.is_awaited(digest, spec.ref, now, self._policy.load_retry):
                 return 1, not kept, 0, one.instance
-            failed = not one.load_may_be_retried(digest, spec.ref, now)
-            return 3 if failed else 2, not kept, len(one.resident), one.instance
+            failed = not one.adapters.may_be_retried(digest, spec.ref, now)
+            return 3 if failed else 2, not kept, len(one.adapters.tiers), one.instance
 
         return sorted(able, key=rank)[: spec.min_replicas]
 
     def _lacks(self, runner: Runner, spec: AdapterSpec, digest: Digest, now: float) -> bool:
         """Whether to order a load."""
-        if runner.resident.get(digest) is Tier.DEVICE:
+        if runner.adapters.tiers.get(digest) is Tier.DEVICE:
             return False
-        awaited = runner.load_is_awaited(digest, spec.ref, now, self._policy.load_retry)
-        return not awaited and runner.load_may_be_retried(digest, spec.ref, now)
+        awaited = runner.adapters.is_awaited(digest, spec.ref, now, self._policy.load_retry)
+        return not awaited and runner.adapters.may_be_retried(digest, spec.ref, now)
 
     def load(self, runner: Runner, digest: Digest, source: DigestSource, now: float) -> EnsureAdapter:
         """Order a runner to bring an adapter to its device."""
         order = next(self._orders)
         self.order_at(now + self._policy.load_retry)
-        runner.load_ordered(order, digest, source.ref, now)
-        self._fetch_ended(runner, digest)
+        runner.adapters.ordered(order, digest, source.ref, now)
         builds = self._proved_builds(runner, digest)
         return _ensure(order, runner, source, digest, AdapterStage.DEVICE, proved_builds=builds)
 
@@ -1035,8 +1018,7 @@ class Adapters:
             # Runners keep the bytes of earlier revisions, but not of names that have gone.
             ref = next((one.ref for name, one in sources.items() if name in self.by_name), NOBODY)
             for runner in attached:
-                runner.forget_loads(digest)
-                self._fetch_ended(runner, digest)
+                runner.adapters.forget_loads_of(digest)
                 yield DropAdapter(runner.instance, digest, ref)
         for ref in self.gone:
             yield from (ForgetManifest(runner.instance, ref) for runner in attached)
@@ -1047,7 +1029,7 @@ class Adapters:
         needed = self._serving_sources()
         unknown = [
             digest
-            for digest in runner.in_memory
+            for digest in runner.adapters.in_memory
             if digest not in needed and digest not in self.retired and digest != BASE
         ]
         if unknown and not self.undecided():
@@ -1055,69 +1037,38 @@ class Adapters:
 
     # ------------------------------------------------------------------------------------------------------- holders
 
-    def residency_reported(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
+    def residency_reported(self, runner: Runner, tiers: Mapping[Digest, Tier]) -> None:
         """Replace what is known of the adapters that a runner holds."""
-        self._moved(runner, runner.note_resident(resident))
+        self._moved(runner, runner.adapters.replace(tiers))
 
-    def residency_changed(self, runner: Runner, gone: Iterable[Digest], resident: Mapping[Digest, Tier]) -> None:
+    def residency_changed(self, runner: Runner, gone: Iterable[Digest], tiers: Mapping[Digest, Tier]) -> None:
         """Some have gone from a runner, and others have come, or are at another tier."""
-        self._moved(runner, runner.note_changes(gone, resident))
+        self._moved(runner, runner.adapters.change(gone, tiers))
 
-    def _moved(self, runner: Runner, moved: Iterable[tuple[Digest, Tier | None]]) -> None:
-        for digest, tier in moved:
-            if tier is Tier.DEVICE:
-                self._note_loaded(runner, digest)
-            if tier is not None:
-                self._holders.setdefault(digest, {})[runner.instance] = tier
-            else:
-                holders = self._holders[digest]
-                del holders[runner.instance]
-                if not holders:
-                    del self._holders[digest]
+    def _moved(self, runner: Runner, digests: Iterable[Digest]) -> None:
+        for digest in digests:
+            if runner.adapters.tiers.get(digest) is Tier.DEVICE:
+                self.loaded[runner.group, digest] = None
             self._tell_of(digest)
 
     def stage_told(self, runner: Runner, digest: Digest, stage: AdapterStage) -> None:
         """Between two reports, an adapter has come to a runner's device, or gone from there to its disk. Only of what
         serves: nothing else bounds what a runner names until its next report."""
         tier = _TIERS.get(stage)
-        if tier is not None and digest in self._serving_sources() and runner.note_tier(digest, tier):
-            self._holders.setdefault(digest, {})[runner.instance] = tier
-            self._tell_of(digest)
-            if tier is Tier.DEVICE:
-                self._note_loaded(runner, digest)
-
-    def _note_loaded(self, runner: Runner, digest: Digest) -> None:
-        self.loaded[runner.group, digest] = None
-        self._fetch_ended(runner, digest)
+        if tier is not None and digest in self._serving_sources() and runner.adapters.put(digest, tier):
+            self._moved(runner, [digest])
 
     def take_loaded(self) -> dict[tuple[GroupName, Digest], None]:
         """What has come to a device since this was called last."""
         loaded, self.loaded = self.loaded, {}
         return loaded
 
-    def is_on_a_device(self, digest: Digest, group: GroupName, runners: Mapping[InstanceName, Runner]) -> bool:
-        """Whether a runner of the group that is connected has it on its device."""
-        if not (holders := self._holders.get(digest)):  # mostly, where this is asked
-            return False
-        on_device = (one for one, tier in holders.items() if tier is Tier.DEVICE)
-        return any(runners[one].attached and runners[one].group == group for one in on_device)
-
-    def bytes_come(self, runner: Runner, event: AdapterStateChanged, now: float) -> None:
+    def load_reported(self, runner: Runner, event: AdapterStateChanged) -> None:
         """A runner has reported on a fetch that it was ordered to make for its device."""
         if event.failure is not None or event.stage > AdapterStage.NONE:
-            self._fetch_ended(runner, event.digest)
             self._places_changed(event.digest)
-        elif event.bytes and event.digest in self._serving_sources():
-            of_runners = self._coming.setdefault((runner.group, event.digest), {})
-            coming = of_runners.setdefault(runner.instance, Coming(now, event.bytes, event.bytes, now))
-            coming.fetched, coming.at = event.bytes, now
-            if coming.rate > 0:
-                self.rates[runner.group] = coming.rate
-
-    def coming_to(self, group: GroupName, digest: Digest) -> Coming | None:
-        """The fetch that has most of the bytes."""
-        of_runners = self._coming.get((group, digest), {})
-        return max(of_runners.values(), key=lambda one: one.fetched, default=None)
+        elif (fetch := runner.adapters.fetches.get(event.digest)) is not None and fetch.rate > 0:
+            self.rates[runner.group] = fetch.rate
 
     def runner_gone(self, runner: Runner) -> None:
         """It is forgotten, or has been restarted."""
@@ -1129,23 +1080,11 @@ class Adapters:
                 if state.refusals or state.unable or state.silent or state.without_it:
                     self._put(adapter, key, state.without(start))
                     self._to_tell[adapter.spec.ref.object] = None
-        self._fetches_ended(runner)
-
-    def _fetches_ended(self, runner: Runner) -> None:
-        for digest in [digest for group, digest in self._coming if group == runner.group]:
-            self._fetch_ended(runner, digest)
-
-    def _fetch_ended(self, runner: Runner, digest: Digest) -> None:
-        if (of_runners := self._coming.get((runner.group, digest))) is not None:
-            of_runners.pop(runner.instance, None)
-            if not of_runners:
-                del self._coming[runner.group, digest]
 
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""
         self._places_changed(None)
-        self._fetches_ended(runner)  # its loads are forgotten, too
-        for digest in runner.resident:
+        for digest in runner.adapters.tiers:
             self._tell_of(digest)
 
     def _tell_of(self, digest: Digest) -> None:
@@ -1174,7 +1113,9 @@ class Adapters:
         places = tuple((instance, tier, digest) for instance, tier in sorted(self._holders_of(serving).items()))
         resident = any(tier >= Tier.HOST for _, tier, _ in places)
         for other in self._replaced_of(adapter):
-            places += tuple((instance, tier, other) for instance, tier in sorted(self._holders.get(other, {}).items()))
+            places += tuple(
+                (instance, tier, other) for instance, tier in sorted(self._table.tiers.get(other, {}).items())
+            )
         return ReportAdapter(
             ref=adapter.spec.ref,
             serving=digest,
@@ -1218,7 +1159,7 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------ internals
 
     def _holders_of(self, serving: Revision | None) -> Mapping[InstanceName, Tier]:
-        return self._holders.get(serving.digest, {}) if serving is not None else {}
+        return self._table.tiers.get(serving.digest, {}) if serving is not None else {}
 
     def usable(self, adapter: Adapter) -> Revision | None:
         """The revision that new requests get. One for a base model that leaves serves as long as runners that have it

@@ -320,11 +320,11 @@ class ClassQueue:
         if len(own) == len(waiting):
             return own
         of_it = {one for one in self._some_of if one.has(runner) and self._is_of(one.runners_of, runner)}
-        return own | (waiting.keys() & runner.adapters) | of_it
+        return own | (waiting.keys() & runner.adapters.having) | of_it
 
     @staticmethod
     def _is_of(runners_of: str, runner: Runner) -> bool:
-        return runners_of in ("", runner.base.digest) or runners_of in runner.adapters
+        return runners_of in ("", runner.base.digest) or runners_of in runner.adapters.having
 
     def passed(self, runner: Runner, order: Order = LESS_URGENT) -> None:
         """A later request was placed on this runner, where those that wait for it have too little room."""

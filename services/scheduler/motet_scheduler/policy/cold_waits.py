@@ -7,10 +7,11 @@ goes on if that runner declines, and ends when any runner of the group has the a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from motet.domain import Digest, RequestId
 from motet.errors import AdapterLoading
-from motet.runner_info import Failure
+from motet.runner_info import Failure, Tier
 from motet_scheduler.policy.adapters import DigestSource
 from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
@@ -131,11 +132,14 @@ class ColdWaits:
     def _retry_after(self, wait: ColdWait) -> float:
         """When the bytes that lack will have come, at the rate at which bytes come now, or have come to the group last.
         Without a rate: after as long as it has waited."""
-        coming = self._state.adapters.coming_to(wait.group, wait.digest)
-        rate = (coming.rate if coming is not None else 0.0) or self._state.adapters.rates.get(wait.group, 0.0)
-        fetched = coming.fetched if coming is not None else 0
+        having = [one for one in self._state.having(wait.digest) if one.group == wait.group]
+        fetches = [fetch for one in having if (fetch := one.adapters.fetches.get(wait.digest)) is not None]
+        most = max(fetches, key=attrgetter("fetched"), default=None)
+        rate = (most.rate if most is not None else 0.0) or self._state.adapters.rates.get(wait.group, 0.0)
+        fetched = most.fetched if most is not None else 0
         seconds = max(0, wait.source.bytes - fetched) / rate if rate and wait.source.bytes else wait.seconds
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
 
     def _is_on_a_device(self, request: Request) -> bool:
-        return self._state.adapters.is_on_a_device(request.digest, request.group, self._state.runners)
+        having = (one for one in self._state.having(request.digest) if one.attached and one.group == request.group)
+        return any(one.adapters.tier_of(request.digest) is Tier.DEVICE for one in having)

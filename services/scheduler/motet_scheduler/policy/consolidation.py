@@ -150,7 +150,7 @@ class Consolidation:
         able = [
             one
             for one in state.runners_for(request, others)
-            if one.tier_of(request.digest) >= Tier.HOST and beyond_limits(request, one, by_target=True) is None
+            if one.adapters.tier_of(request.digest) >= Tier.HOST and beyond_limits(request, one, by_target=True) is None
         ]
         kept = state.queue(request.group).kept_from(request)
         found = choose(request, able, state.config, state.now, kept=kept) if others else None

@@ -163,7 +163,7 @@ class Placer:
     def _cannot_be_loaded(self, request: Request, runner: Runner) -> bool:
         """Whether it wants a revision that is no longer served: it was enqueued before that was known."""
         state = self._state
-        if request.digest == BASE or request.digest in runner.resident or not state.catalog_known:
+        if request.digest == BASE or request.digest in runner.adapters.tiers or not state.catalog_known:
             return False
         return state.adapters.is_replaced(request.digest, request.adapter, request.group)
 
@@ -186,9 +186,9 @@ class Placer:
         """`because`: for its timeline."""
         state = self._state
         source = state.adapters.source_of(request.digest, request.adapter)
-        if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
+        if source is not None and runner.adapters.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
-            if not runner.load_is_awaited(request.digest, source.ref, state.now, state.config.load_retry):
+            if not runner.adapters.is_awaited(request.digest, source.ref, state.now, state.config.load_retry):
                 state.emit(state.adapters.load(runner, request.digest, source, state.now))
             self._cold_waits.placed(request, source)
         runner.emptied = False  # if it was, the others have no room, and the load has returned

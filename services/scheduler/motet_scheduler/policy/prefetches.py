@@ -91,7 +91,7 @@ class Prefetches:
         digest, group = request.digest, request.group
         if (group, digest) in self._ordered:
             return False
-        having = (one for one in self._state.limits.having(digest) if one.group == group and one.takes_work)
+        having = (one for one in self._state.having(digest) if one.group == group and one.takes_work)
         return not any(self._state.runners_for(request, [one]) for one in having)
 
     def _runner_for(self, request: Request, source: DigestSource, queue: Queue) -> Runner | None:
@@ -102,12 +102,18 @@ class Prefetches:
         left_to_others, own = queue.reserved_from(request), queue.reserved
 
         def rank(one: Runner) -> tuple[bool, bool, int, int, str]:
-            return own.get(one) is not request, not has_empty_slot(one), one.loads, len(one.resident), one.instance
+            return (
+                own.get(one) is not request,
+                not has_empty_slot(one),
+                len(one.adapters.loading),
+                len(one.adapters.tiers),
+                one.instance,
+            )
 
         for runner in sorted(able, key=rank):
             if runner in left_to_others or request.avoids(runner.instance, state.now):
                 continue
-            if not runner.load_may_be_retried(request.digest, source.ref, state.now):
+            if not runner.adapters.may_be_retried(request.digest, source.ref, state.now):
                 continue
             if not request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest)).never:
                 return runner
@@ -115,7 +121,7 @@ class Prefetches:
 
     def _load(self, request: Request, source: DigestSource, runner: Runner) -> None:
         state, digest = self._state, request.digest
-        if digest in runner.resident and not has_empty_slot(runner):
+        if digest in runner.adapters.tiers and not has_empty_slot(runner):
             return  # it is on its disk, from where it comes soon when a request waits for it
         self._ordered[request.group, digest] = state.now
         state.emit(state.adapters.load(runner, digest, source, state.now))
@@ -138,8 +144,10 @@ def next_requests(queue: Queue, most: int) -> list[Request]:
 
 def takes_loads(runner: Runner) -> bool:
     """Whether it may get another load, for a request that it may get soon."""
-    return runner.takes_work and not (runner.emptied or runner.parked) and runner.loads < MAX_LOADS_AHEAD
+    return (
+        runner.takes_work and not (runner.emptied or runner.parked) and len(runner.adapters.loading) < MAX_LOADS_AHEAD
+    )
 
 
 def has_empty_slot(runner: Runner) -> bool:
-    return len(runner.adapters) < runner.capacity.adapter_slots
+    return len(runner.adapters.having) < runner.capacity.adapter_slots

@@ -66,14 +66,14 @@ class ReplicaLoads:
             if (wanted := demand.note(self._needed(group, digest, fits), state.now)) <= 1:
                 continue
             now[digest] = demand
-            having = [one for one in state.limits.having(digest) if one.group == group and one.takes_work]
+            having = [one for one in state.having(digest) if one.group == group and one.takes_work]
             if len(having) < wanted and ordered < MAX_ORDERED:
                 ordered += self._load(group, digest, runners, demand)
         return now
 
     def _needed(self, group: GroupName, digest: Digest, fits: int) -> int:
         state = self._state
-        running = sum(one.using(digest) for one in state.limits.having(digest) if one.group == group)
+        running = sum(one.using(digest) for one in state.having(digest) if one.group == group)
         waiting = state.queue(group).adapters[digest]
         requests = min(running + waiting, state.adapter_uses[digest])  # a runner may invent some
         specs = [one.spec for one in state.adapters.that_serve(digest) if one.spec.group == group]
@@ -105,12 +105,16 @@ class ReplicaLoads:
             for one in runners
             if takes_loads(one)
             and has_empty_slot(one)
-            and digest not in one.adapters
+            and digest not in one.adapters.having
             and one.serves(serving.key.base)
             and one.may_serve(digest, str(ref.object))
-            and one.load_may_be_retried(digest, ref, self._state.now)
+            and one.adapters.may_be_retried(digest, ref, self._state.now)
         ]
-        return max(able, key=lambda one: (one.has_capacity, one.sequences, -one.loads, one.instance), default=None)
+        return max(
+            able,
+            key=lambda one: (one.has_capacity, one.sequences, -len(one.adapters.loading), one.instance),
+            default=None,
+        )
 
 
 def size_of(runners: Iterable[Runner]) -> int:

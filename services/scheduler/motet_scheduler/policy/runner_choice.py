@@ -151,9 +151,9 @@ def _rank(
         _keeps_choices_together(request, runner, fit.promise, near),
         within,
         runner.cached_tokens(request.prefix_hints),
-        request.digest in runner.adapters and runner.sequences * BUSY_ONE_IN >= runner.max_sequences,
+        request.digest in runner.adapters.having and runner.sequences * BUSY_ONE_IN >= runner.max_sequences,
         runner.sequences if within else -runner.sequences,
-        runner.tier_of(request.digest),
+        runner.adapters.tier_of(request.digest),
         runner.instance,
     )
 

@@ -58,6 +58,7 @@ class RunnerEvents:
                 event.address,
                 next(alike, event.capacity),
                 overcommit,
+                table=self._state.table,
                 rank_of=self._state.adapters.rank_of,
                 adapter_moved=self._state.adapter_moved,
             )
@@ -104,7 +105,7 @@ class RunnerEvents:
             return
         runner.attached, runner.telling, runner.listing = False, False, None
         runner.forget_at = self._state.now + self._state.config.forget_runner
-        runner.forget_loads()
+        runner.adapters.forget_loads()
         self._state.adapters.connection_changed(runner)
         self._state.runner_changed(runner)
         self._state.emit(runner_report(runner))
@@ -222,7 +223,7 @@ class RunnerEvents:
         if request.queue_timeout and now >= request.unfetched_since + request.queue_timeout:
             return False
         return any(
-            one is not runner and one.takes_work and request.digest in one.resident
+            one is not runner and one.takes_work and request.digest in one.adapters.tiers
             for one in self._state.runners_for(request)
             if request.avoid.get(one.instance) != inf
         )
@@ -250,11 +251,12 @@ class RunnerEvents:
             if one.serving is not None and one.serving is not before:
                 self._state.emit(effects.SaveCatalog(outdates=True))
         elif (
-            not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
+            not (runner is not None and runner.adapters.load_reported(event, now, self._state.config.load_retry))
+            and event.order
         ):
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
         elif runner is not None:
-            adapters.bytes_come(runner, event, now)
+            adapters.load_reported(runner, event)
             adapters.checked_anew(event)
         if runner is not None and not event.order:
             self._news_of_adapter(runner, event)
@@ -295,7 +297,7 @@ class RunnerEvents:
 
     def tick(self) -> None:
         for runner in list(self._state.runners.values()):
-            runner.end_loads(self._state.now, self._state.config.load_retry)
+            runner.adapters.end_loads(self._state.now, self._state.config.load_retry)
             if self._state.now >= runner.forget_at:
                 self._forget(runner)
 
@@ -313,7 +315,7 @@ class RunnerEvents:
         self._lifecycle.runner_lost(runner)
         self._state.adapters.residency_reported(runner, {})
         self._state.adapters.runner_gone(runner)
-        runner.forget_adapters()
+        runner.adapters.runner_gone()
         del self._state.runners[runner.instance]
         of_group = self._state.by_group[runner.group]
         of_group.remove(runner)

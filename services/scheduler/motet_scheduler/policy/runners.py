@@ -1,21 +1,22 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from operator import itemgetter
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.prefix_hints import HINT_TOKENS
-from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
+from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity
 from motet.shared_pages import ReportedLedger
+from motet_scheduler.policy.adapter_table import AdaptersOfRunner, AdapterTable
 from motet_scheduler.policy.effects import ReportRunner
-from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.fill_limits import FillLimits
 from motet_scheduler.policy.refused_digests import RefusedDigests
 from motet_scheduler.policy.step_profile import NO_PROFILE
-from motet_scheduler.policy.values import AdapterRef, BaseModel, GroupName, Promise
+from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
 """A request under one epoch: the key of a ledger's entries. An old placement never hides a new one."""
@@ -70,24 +71,7 @@ class Listing:
     """To compute, as its report says. None: it is no report."""
 
 
-@dataclass(slots=True)
-class Load:
-    """An adapter that was ordered to the device."""
-
-    order: int
-    at: float
-    """When it was ordered, or the runner last reported on it."""
-    retry_at: float = 0.0
-    """It failed: until then it is ordered only for a request."""
-
-
 LESS_USED = itemgetter(1, 0)
-
-LAPSED = float("-inf")
-"""The time of a load that is over: it came, or failed."""
-
-MAX_RESIDENT = 65536
-"""How many adapters a runner may name in changes. Nothing else bounds what it adds."""
 
 
 @dataclass(slots=True)
@@ -114,11 +98,12 @@ class Runner:
         capacity: Capacity,
         overcommit: float,
         *,
+        table: AdapterTable | None = None,
         rank_of: Callable[[Digest], int] = lambda _: 0,
         adapter_moved: Callable[["Runner", Digest], None] = lambda _runner, _digest: None,
     ) -> None:
-        """`rank_of` gives the rank of an adapter, or 0 as long as it is not known. `adapter_moved` is called when an
-        adapter has come to `adapters`, or gone."""
+        """`rank_of` gives the rank of an adapter, or 0 as long as it is not known. `adapter_moved` is called when it
+        has another adapter than before, or may serve another one."""
         self.identity = identity
         self.instance = InstanceName(identity.instance)
         self.group = GroupName(identity.group)
@@ -136,20 +121,10 @@ class Runner:
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.orphaned: dict[PlacementKey, float] = {}
         """Requests, running or parked, that only reports of this runner say it has, and since which report."""
-        self.resident: dict[Digest, Tier] = {}
-        """The adapters that it holds, as it has told last."""
-        self.in_memory: dict[Digest, None] = {}
-        """Those of them that are not only on its disk"""
-        self.adapters: set[Digest] = set()
-        """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
+        self._adapter_moved = partial(adapter_moved, self)
+        self.adapters = AdaptersOfRunner(table or AdapterTable(), self.instance, self.uses, self._adapter_moved)
         self.refused = RefusedDigests()
         """What it may not serve."""
-        self._adapter_moved = adapter_moved
-        self._loads: dict[Digest, dict[tuple[str, str], Load]] = {}
-        """The last load of each digest, from the source of each adapter that has it: by its namespace and name."""
-        self._loading: set[Digest] = set()
-        self._awaited: set[Digest] = set()
-        """Those of which a load may not be over. Of the others nothing is left to learn from a report."""
         self.pinned: frozenset[Digest] | None = None
         """What it was told to keep resident, also without requests. None: it has not been told since it attached."""
         self.attached = True
@@ -229,21 +204,21 @@ class Runner:
         """→ True if it might serve it before"""
         changed = digest != BASE and self.refused.refuse(digest, adapter, failure)
         if changed:
-            self._adapter_moved(self, digest)
+            self._adapter_moved(digest)
         return changed
 
     def accept(self, digest: Digest, adapter: str) -> bool:
         """→ True if it might not serve it before"""
         changed = bool(self.refused.failures) and self.refused.accept(digest, adapter)
         if changed:
-            self._adapter_moved(self, digest)
+            self._adapter_moved(digest)
         return changed
 
     def forget_refusal(self, digest: Digest, adapter: str) -> bool:
         """What it has refused under this name alone it may serve. → True if there was such a refusal"""
         changed = bool(self.refused.failures) and self.refused.forget(digest, adapter)
         if changed:
-            self._adapter_moved(self, digest)
+            self._adapter_moved(digest)
         return changed
 
     @property
@@ -277,11 +252,6 @@ class Runner:
     @property
     def empty(self) -> bool:
         return not self.entries and not self.parked
-
-    @property
-    def loads(self) -> int:
-        """How many adapters are on their way to it."""
-        return len(self._loading)
 
     @property
     def has_capacity(self) -> bool:
@@ -349,134 +319,6 @@ class Runner:
             return True
         return wanted <= self.pages_to_resume - sum(entry.owed for entry in self.entries.values())
 
-    def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
-        self._loads.setdefault(digest, {})[adapter.namespace, adapter.name] = Load(order, now)
-        self._loading.add(digest)
-        self._awaited.add(digest)
-        self._note_adapter(digest)
-
-    def is_loading(self, digest: Digest) -> bool:
-        """Whether it is on its way to it, from whichever source."""
-        return digest in self._loading
-
-    def load_is_awaited(self, digest: Digest, adapter: AdapterRef, now: float, patience: float) -> bool:
-        """Whether a load was ordered not long ago from this adapter's own source. Another one's may fail where this one
-        does not."""
-        load = self._last_load(digest, adapter)
-        return load is not None and load.at + patience > now
-
-    def load_may_be_retried(self, digest: Digest, adapter: AdapterRef, now: float) -> bool:
-        """Whether its last load did not fail just now."""
-        load = self._last_load(digest, adapter)
-        return load is None or now >= load.retry_at
-
-    def _last_load(self, digest: Digest, adapter: AdapterRef) -> Load | None:
-        loads = self._loads.get(digest)
-        return loads.get((adapter.namespace, adapter.name)) if loads is not None else None
-
-    def load_reported(self, event: AdapterStateChanged, now: float, load_retry: float) -> bool:
-        """Apply the runner's report about a load. False if no load is known that it can be about."""
-        load = self._last_load(event.digest, event.ref)
-        if load is None or event.order not in (load.order, 0):
-            return False
-        if event.failure is not None:
-            load.at, load.retry_at = LAPSED, now + (event.failure.retry_after or load_retry)
-            self.end_loads(now, load_retry)
-        elif event.order and load.at > LAPSED:
-            load.at = now
-            self._loading.add(event.digest)
-            self._note_adapter(event.digest)
-        return True
-
-    def end_loads(self, now: float, patience: float) -> None:
-        """Expect no longer what was ordered or reported on last for longer than the patience."""
-        for digest in list(self._loading):
-            if all(load.at + patience <= now for load in self._loads[digest].values()):
-                self._loading.discard(digest)
-                self._note_adapter(digest)
-
-    def forget_loads(self, digest: Digest | None = None) -> None:
-        """Of a digest, or all of them."""
-        for one in [digest] if digest is not None else list(self._loads):
-            self._loads.pop(one, None)
-            self._awaited.discard(one)
-            self._loading.discard(one)
-            self._note_adapter(one)
-
-    def note_resident(self, resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
-        """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
-        before, self.resident = self.resident, dict(resident)  # its own: `note_tier` changes it
-        self._note_loads()
-        if resident == before:
-            return []
-        changed: list[tuple[Digest, Tier | None]] = [
-            (digest, tier) for digest, tier in resident.items() if before.get(digest) is not tier
-        ]
-        changed += [(digest, None) for digest in before if digest not in resident]
-        for digest, _ in changed:
-            self._note_adapter(digest)
-        return changed
-
-    def note_changes(self, gone: Iterable[Digest], resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
-        """Change the adapters that it holds. Returns those that have changed, and where they are now."""
-        changed: list[tuple[Digest, Tier | None]] = [
-            (digest, None) for digest in gone if self.resident.pop(digest, None) is not None
-        ]
-        for digest, tier in resident.items():
-            before = self.resident.get(digest)
-            if before is not tier and (before is not None or len(self.resident) < MAX_RESIDENT):
-                self.resident[digest] = tier
-                changed.append((digest, tier))
-        self._note_loads()
-        for digest, _ in changed:
-            self._note_adapter(digest)
-        return changed
-
-    def _note_loads(self) -> None:
-        """Loads that were ordered may have come."""
-        for digest in [one for one in self._awaited if self.resident.get(one) is Tier.DEVICE]:
-            self._load_came(digest)
-
-    def note_tier(self, digest: Digest, tier: Tier) -> bool:
-        """One adapter is at this tier now. False if it was there before."""
-        if self.resident.get(digest) is tier:
-            return False
-        self.resident[digest] = tier
-        if tier is Tier.DEVICE and digest in self._awaited:
-            self._load_came(digest)
-        self._note_adapter(digest)
-        return True
-
-    def _load_came(self, digest: Digest) -> None:
-        self._awaited.discard(digest)
-        self._loading.discard(digest)
-        for load in self._loads[digest].values():
-            load.at = LAPSED
-
-    def forget_adapters(self) -> None:
-        """The runner is gone."""
-        gone, self.adapters = self.adapters, set()
-        for digest in gone:
-            self._adapter_moved(self, digest)
-
-    def _note_adapter(self, digest: Digest) -> None:
-        """This adapter may have come or gone."""
-        if self.resident.get(digest, Tier.NONE) >= Tier.HOST:
-            self.in_memory[digest] = None
-        else:
-            self.in_memory.pop(digest, None)
-        if self._has(digest) is not (digest in self.adapters):
-            self.adapters ^= {digest}
-            self._adapter_moved(self, digest)
-
-    def _has(self, digest: Digest) -> bool:
-        return self.uses(digest) or digest in self._loading or (digest != BASE and self.tier_of(digest) is Tier.DEVICE)
-
-    def tier_of(self, digest: Digest) -> Tier:
-        if digest == BASE:
-            return Tier.DEVICE
-        return self.resident.get(digest, Tier.NONE)
-
     def cached_tokens(self, hints: Sequence[int]) -> int:
         """How many of the first tokens of a prompt are in the prefix cache. A hint covers the blocks before its own."""
         cached = self.cached_prefixes
@@ -514,8 +356,8 @@ class Runner:
         if pages := self.adapter_pages(digest):
             self._adapter_pages[digest] = pages
             self.ledger.capacity = self._kv_pages()
-        if digest not in self.adapters:
-            self._note_adapter(digest)
+        if digest not in self.adapters.having:
+            self.adapters.look_at(digest)
 
     def _leave_adapter(self, digest: Digest) -> None:
         if digest == BASE:
@@ -526,8 +368,7 @@ class Runner:
             self._live_digests.pop(digest)  # `del` of a Counter is slow
             if self._adapter_pages.pop(digest, 0):
                 self.ledger.capacity = self._kv_pages()
-            if digest not in self._loading and self.resident.get(digest) is not Tier.DEVICE:  # else it stays
-                self._note_adapter(digest)
+            self.adapters.look_at(digest)
 
     def record_promise(
         self,
@@ -574,7 +415,7 @@ class Runner:
         if parked.digest != BASE:
             self._parked_digests[parked.digest] += 1
         self.release_promise((entry, parked.epoch))
-        self._note_adapter(parked.digest)
+        self.adapters.look_at(parked.digest)
 
     def unpark(self, entry: RequestId) -> ParkedRequest | None:
         """It resumes, or has ended. None: it was not parked."""
@@ -583,7 +424,7 @@ class Runner:
             self._parked_digests[parked.digest] -= 1
             if not self._parked_digests[parked.digest]:
                 del self._parked_digests[parked.digest]
-                self._note_adapter(parked.digest)
+                self.adapters.look_at(parked.digest)
         return parked
 
     def parked_under(self, key: PlacementKey) -> ParkedRequest | None:
@@ -608,12 +449,7 @@ class Runner:
         assert counted == self._live_digests, "adapters in use were miscounted"
         parked = Counter(one.digest for one in self.parked.values() if one.digest != BASE)
         assert parked == self._parked_digests, "adapters of parked requests were miscounted"
-        resident = {digest for digest, tier in self.resident.items() if tier is Tier.DEVICE and digest != BASE}
-        assert self.adapters == {*counted, *parked, *self._loading, *resident}, "adapters were miscounted"
-        in_memory = {digest for digest, tier in self.resident.items() if tier >= Tier.HOST}
-        assert self.in_memory.keys() == in_memory, "adapters in memory were miscounted"
-        awaited = {one for one, loads in self._loads.items() if any(load.at > LAPSED for load in loads.values())}
-        assert self._loading | awaited <= self._awaited, "a load is not awaited"
+        self.adapters.check({*counted, *parked})
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
 

@@ -16,6 +16,7 @@ from math import inf
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy.adapter_limits import AdapterLimits
+from motet_scheduler.policy.adapter_table import AdapterTable
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
@@ -93,14 +94,15 @@ class SchedulerState:
         """By gateway: requests that it can't tokenize until their model has a runner."""
         self.pools: dict[str, PoolSpec] = {}
         self.bases = GroupBases()
+        self.table = AdapterTable()
         self.bases_changed = False
         """By the current event: which base models new requests can have."""
         wishes = TemplateWishes()
-        self.adapters = Adapters(config, self.bases, first_order, places_changed=wishes.changed)
+        self.adapters = Adapters(config, self.bases, self.table, first_order, places_changed=wishes.changed)
         self.template_loads = TemplateLoads(config, self.adapters, wishes)
         if self.away_since_start:
             self.adapters.order_at(self.attached_by)  # what the others have refused need not wait for them any more
-        self.limits = AdapterLimits()
+        self.limits = AdapterLimits(self.table, self.runners)
         self.quotas = Quotas(first_order, now)
         self.weights = TenantWeights()
         self.namespaces: NamespaceUids = ()
@@ -173,7 +175,7 @@ class SchedulerState:
         self.queue(group).rooms.changed(runner)
         self.catalog_changed = True
         self.adapters.runners_changed()
-        self._adapters_moved(runner, runner.adapters)
+        self._adapters_moved(runner, runner.adapters.having)
         self._decide(group)
 
     def _decide(self, group: GroupName) -> None:
@@ -196,8 +198,7 @@ class SchedulerState:
         self._adapters_moved(runner, (digest,))
 
     def _adapters_moved(self, runner: Runner, digests: Collection[Digest]) -> None:
-        for digest in digests:
-            self.limits.adapter_moved(runner, digest)
+        self.limits.adapters_moved(digests)
         runners = len(self.runners_of(runner.group))
         if runners >= self.limits.lowest:
             queue = self.queue(runner.group)
@@ -210,7 +211,7 @@ class SchedulerState:
         one runner more than that it waits for ever."""
         if request.replaced and self.adapters.is_replaced(request.digest, request.adapter, request.group):
             group = self.runners_of(request.group)
-            return [one for one in _that_may_serve(group, request) if request.digest in one.resident]
+            return [one for one in _that_may_serve(group, request) if request.digest in one.adapters.tiers]
         holders = self.limits.holders_at_limit(request)
         if holders is None or all(
             request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest)).never
@@ -320,9 +321,13 @@ class SchedulerState:
     def runner_of(self, placement: Placement) -> Runner | None:
         return self.current(placement.instance, placement.incarnation)
 
+    def having(self, digest: Digest) -> Iterator[Runner]:
+        """The runners that have this adapter, or will have it soon."""
+        return map(self.runners.__getitem__, self.table.having.get(digest, ()))
+
     def is_in_use(self, digest: Digest) -> bool:
         """Whether a request has this adapter, or a runner has one that it alone names."""
-        return digest in self.adapter_uses or any(runner.uses(digest) for runner in self.limits.having(digest))
+        return digest in self.adapter_uses or any(runner.uses(digest) for runner in self.having(digest))
 
 
 def _that_may_serve(runners: Iterable[Runner], request: Request) -> Iterator[Runner]:

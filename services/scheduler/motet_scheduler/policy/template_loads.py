@@ -65,7 +65,7 @@ class TemplateLoads:
 
     def _loads(self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float) -> bool:
         """Whether a runner loads it now, for whichever adapter"""
-        wish.loading = tuple(one.instance for one in runners if one.is_loading(wish.digest))
+        wish.loading = tuple(one.instance for one in runners if wish.digest in one.adapters.loading)
         if wish.loading:
             coming.update(wish.loading)
             wish.since = now
@@ -98,15 +98,15 @@ class TemplateLoads:
         if serving is None:
             return None
         able = [one for one in runners if one.serves(serving.key.base)]
-        lacking = [one for one in able if digest not in one.resident]
+        lacking = [one for one in able if digest not in one.adapters.tiers]
         if len(lacking) < len(able) and now < wish.since + self._policy.load_retry:
             return None
         free = [
             one
             for one in _with_place(lacking, coming)
-            if one.load_may_be_retried(digest, ref, now) and one.may_serve(digest, str(ref.object))
+            if one.adapters.may_be_retried(digest, ref, now) and one.may_serve(digest, str(ref.object))
         ]
-        runner = min(free, key=lambda one: (coming[one.instance], len(one.resident), one.instance), default=None)
+        runner = min(free, key=lambda one: (coming[one.instance], len(one.adapters.tiers), one.instance), default=None)
         source = self._adapters.source_of(digest, str(ref.object))
         if runner is None or source is None:
             return None

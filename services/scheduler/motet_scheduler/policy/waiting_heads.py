@@ -39,7 +39,7 @@ def between(above: int, free: int, by_size: list[Sized], most: int) -> list[Size
 
 def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
     """Those that may run there if there is room."""
-    instance, resident, refuses = runner.instance, runner.resident, bool(runner.refused.failures)
+    instance, resident, refuses = runner.instance, runner.adapters.tiers, bool(runner.refused.failures)
     for head in heads:
         request = head[3]
         if instance in request.avoid or (request.replaced and request.digest not in resident):
