@@ -41,7 +41,7 @@ class TellsAllAtOnce(CatalogPublisher):
         self._to_report = dict.fromkeys(state.adapters.by_name, False)
         while self._to_report:
             self._report_some()
-        entries = tuple(state.adapters.entry(adapter, state.runners) for adapter in state.adapters)
+        entries = tuple(state.reports.entry(adapter, state.runners) for adapter in state.adapters)
         catalog = Catalog(groups=tuple(self._groups()), adapters=entries, namespaces=state.namespaces)
         if catalog != state.catalog:
             state.catalog = catalog

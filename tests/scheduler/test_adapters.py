@@ -12,7 +12,7 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Adapter
+from motet_scheduler.policy.adapter import Adapter
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
@@ -130,9 +130,9 @@ def test_an_adapter_that_may_not_be_checked_yet_waits_for_one_time():
         driver.clock.advance(0.01)
         driver.report(resident=resident(POET) if n % 2 else {})
         driver.scheduler.publisher.look()
-        times.append(len(driver.scheduler.adapters.order_times))
+        times.append(len(driver.scheduler.state.orders.times))
     assert times[-1] <= times[0], "each look notes the same time again"
-    driver.clock.now = driver.scheduler.adapters.orders_due()
+    driver.clock.now = driver.scheduler.state.orders.next_due()
     assert checks(driver) == []
     while not checks(driver):
         driver.clock.now = max(driver.clock(), driver.scheduler.next_due())

@@ -61,7 +61,7 @@ def test_runners_that_come_and_go_put_no_adapter_aside_twice() -> None:
     for _ in range(10):
         driver.attach("r1")
         driver.detach("r1")
-    assert len(driver.scheduler.adapters.retry_times) == 20
+    assert len(driver.scheduler.adapters.to_check.retry_times) == 20
     again = driver.wait(AWAY.retry_after)
     assert len([one for one in again if isinstance(one, effects.EnsureAdapter)]) == 4, "as many as are checked at once"
 

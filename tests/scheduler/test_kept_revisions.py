@@ -180,7 +180,7 @@ def test_a_runner_that_never_answers_keeps_nobody_from_the_source():
     assert [order.cached_only for order in checks(driver)] == [True]
     assert not both_report(driver, 39), "the source is not asked before its time"
     assert published(driver)["pirate"].state is AdapterReadiness.FAILED
-    assert driver.scheduler.state.adapters.orders_due() == driver.clock() + 1, "it comes without another event"
+    assert driver.scheduler.state.orders.next_due() == driver.clock() + 1, "it comes without another event"
     (again,) = both_report(driver, 2)
     assert (again.instance, again.cached_only) == (first.instance, False)
     answers(driver, again, AWAY)

@@ -12,7 +12,7 @@ from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnprove
 from motet.runner_info import Failure, KernelState
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK, MAX_CHECKS_OF_A_LINE
+from motet_scheduler.policy.adapter_checks import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK, MAX_CHECKS_OF_A_LINE
 from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
@@ -72,8 +72,8 @@ def report(driver: SchedulerDriver, name: str = "pirate") -> effects.ReportAdapt
 
 def status(driver: SchedulerDriver) -> effects.ReportAdapter:
     """What a new operator is told"""
-    adapters = driver.scheduler.adapters
-    return adapters.report(adapters.by_name[adapter().ref.object])
+    state = driver.scheduler.state
+    return state.reports.report(state.adapters.by_name[adapter().ref.object])
 
 
 def test_another_runner_is_asked_before_an_adapter_is_refused():

@@ -23,7 +23,6 @@ from motet.domain import Digest, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import start_of
 from motet_scheduler.policy.revision_state import Standing
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Certificate
 from tests.scheduler.builders import SchedulerDriver, adapter, ready
@@ -94,7 +93,7 @@ class RandomProofs(RuleBasedStateMachine):
         for one in gone:
             assert one.name in about or forgotten, "what serves was withdrawn without an answer about it"
             refused_by = self.refused[served[one].digest]
-            known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
+            known = {runner.start for runner in self.driver.scheduler.runners.values()}
             assert known <= refused_by, "what serves was withdrawn, and a runner has not refused it"
             assert any(isinstance(effect, effects.SaveCatalog) and effect.outdates for effect in decided)
         for effect in decided:
@@ -285,14 +284,14 @@ class RandomProofs(RuleBasedStateMachine):
 
     @invariant()
     def status_is_true(self):
-        adapters = self.driver.scheduler.adapters
-        for one in adapters:
-            report, entry = adapters.report(one), adapters.entry(one, self.driver.scheduler.runners)
+        state = self.driver.scheduler.state
+        for one in state.adapters:
+            report, entry = state.reports.report(one), state.reports.entry(one, self.driver.scheduler.runners)
             assert report.serving == entry.digest
             assert (report.state in (AdapterReadiness.READY, AdapterReadiness.COLD)) is bool(report.serving)
             assert (report.failure is not None) is one.newest.ended
             if report.serving:
-                known = {start_of(runner) for runner in self.driver.scheduler.runners.values()}
+                known = {runner.start for runner in self.driver.scheduler.runners.values()}
                 warned = bool(report.certificate.warnings)
                 noted = {refusal.runner for refusal in one.state_of(one.serving.key).refusals}
                 assert warned is bool(noted)
@@ -300,7 +299,7 @@ class RandomProofs(RuleBasedStateMachine):
                 assert noted <= known, "it warns of a runner that is gone"
                 for runner in self.driver.scheduler.runners.values():
                     may = runner.may_serve(report.serving, str(one.spec.ref.object))
-                    assert may is (start_of(runner) not in noted), "the status says another thing than placement does"
+                    assert may is (runner.start not in noted), "the status says another thing than placement does"
             elif not one.newest.ended:
                 assert report.state is AdapterReadiness.LOADING
 
@@ -330,7 +329,7 @@ class RandomProofs(RuleBasedStateMachine):
             if all(not start.proves for start in attached.values()) and not moves_nothing:
                 assert one.serving is not None, "nobody is there that refuses it, and it does not serve"
             if one.serving is not None:
-                assert {start_of(runner) for runner in self.driver.scheduler.runners.values()} - self.noted(name), (
+                assert {runner.start for runner in self.driver.scheduler.runners.values()} - self.noted(name), (
                     "all have refused what serves"
                 )
             if newest.ended:

@@ -14,8 +14,9 @@ from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapter import Revision
+from motet_scheduler.policy.adapter_reports import AdapterReports
 from motet_scheduler.policy.adapter_table import MAX_RESIDENT
-from motet_scheduler.policy.adapters import Adapters, Revision
 from motet_scheduler.policy.catalog import MAX_REPORTED, SavedAdapter, SavedCatalog
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
@@ -228,13 +229,13 @@ def test_what_does_not_change_is_not_built_again(monkeypatch: pytest.MonkeyPatch
     driver = certified(*(f"a{n}" for n in range(100)))
     built: Counter[str] = Counter()
     for kind in ("report", "entry"):
-        build = getattr(Adapters, kind)
+        build = getattr(AdapterReports, kind)
 
         def counted(self, one, *rest, kind=kind, build=build):
             built[kind] += 1
             return build(self, one, *rest)
 
-        monkeypatch.setattr(Adapters, kind, counted)
+        monkeypatch.setattr(AdapterReports, kind, counted)
     for n in range(10):
         driver.wait(PAUSE)
         holding(driver, f"a{n}")
@@ -326,7 +327,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
     hear()
     state = driver.scheduler.state
     for one in state.adapters:
-        assert one.last_report is None or told.reports[one.spec.ref.name] == one.last_report == state.adapters.report(
+        assert one.last_report is None or told.reports[one.spec.ref.name] == one.last_report == state.reports.report(
             one
         )
         if one.serving is not None:
@@ -336,7 +337,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
                 if one.serving.digest in runner.adapters.tiers
             }
             assert {instance: tier for instance, tier, _ in one.last_report.replicas} == held
-    now = tuple(state.adapters.entry(one, state.runners) for one in state.adapters)
+    now = tuple(state.reports.entry(one, state.runners) for one in state.adapters)
     assert set(driver.scheduler.catalog.adapters) == set(now)
     whole = Catalog.of(conversion.catalog(driver.scheduler.catalog, told.revision).catalog)
     assert told.catalog == whole

@@ -4,13 +4,15 @@ from time import thread_time
 
 from motet.domain import Digest
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import MAX_DROPPED, Revision
+from motet_scheduler.policy.adapter import Revision
+from motet_scheduler.policy.adapter_drops import MAX_DROPPED
 from motet_scheduler.policy.values import AdapterStage
 from tests.scheduler.builders import SchedulerDriver, adapter, ready
 
 
 def cost(retired: int) -> float:
-    adapters = ready().scheduler.state.adapters
+    state = ready().scheduler.state
+    adapters = state.adapters
     for number in range(retired):
         spec = adapter(f"a{number}")
         adapters.restore(spec, Revision(key=spec.revision, digest=Digest(f"sha256:{number:064x}")))
@@ -20,7 +22,7 @@ def cost(retired: int) -> float:
     (one,) = adapters
     begin = thread_time()
     for _ in range(200):
-        adapters.report(one)
+        state.reports.report(one)
     return thread_time() - begin
 
 

@@ -151,8 +151,8 @@ def test_of_what_many_wait_for_little_is_looked_at_with_each_event(monkeypatch):
     for number, digest in enumerate(digests):
         driver.certify(f"a{number}", digest, certificate=with_template(digest))
     looked = []
-    loads_it = TemplateLoads._loads  # noqa: SLF001
-    monkeypatch.setattr(TemplateLoads, "_loads", lambda *given: looked.append(0) or loads_it(*given))
+    is_loading = TemplateLoads._is_loading  # noqa: SLF001
+    monkeypatch.setattr(TemplateLoads, "_is_loading", lambda *given: looked.append(0) or is_loading(*given))
     held(driver, *digests)
     assert len(loads(driver)) <= 3 * TEMPLATES_AT_ONCE
     assert 0 < len(looked) <= 2 * MAX_TEMPLATES_DECIDED

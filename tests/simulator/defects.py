@@ -71,8 +71,8 @@ DEFECTS = (
     ),
     Defect(
         "an answer about one revision counts for the next",
-        "motet_scheduler.policy.adapters",
-        "Adapters.checked_by",
+        "motet_scheduler.policy.adapter_checks",
+        "AdapterChecks.answered_by",
         "event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED",
         "event.ordered_stage is AdapterStage.CERTIFIED",
         seed=6,

@@ -10,7 +10,7 @@ from math import inf
 from motet.domain import InstanceName, ObjectName
 from motet.runner_info import BatchCap
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Revision
+from motet_scheduler.policy.adapter import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.fill_limits import fill_limits
 from motet_scheduler.policy.group_bases import GroupBase, Models
@@ -107,7 +107,7 @@ class CatalogPublisher:
         """Other orders about adapters may be due, or a new operator has not heard all yet."""
         if not self._state.may_place:
             return inf
-        return -inf if self._operator_since is not None and self._unreported else self._state.adapters.orders_due()
+        return -inf if self._operator_since is not None and self._unreported else self._state.orders.next_due()
 
     def look(self) -> None:
         self.order_adapter_loads()
@@ -224,24 +224,24 @@ class CatalogPublisher:
     def order_adapter_loads(self) -> None:
         if not self._state.may_place:
             return
-        self._state.adapters.orders_begin(self._state.now)
+        self._state.orders.begin(self._state.now)
         runners = self._state.runners.values()
-        if self._state.adapters.end_checks(runners, self._state.now, self._state.some_may_return):
+        if self._state.checks.end(runners, self._state.now, self._state.some_may_return):
             self._state.catalog_changed = True
         self.save_withdrawn()
-        self._state.effects += self._state.adapters.checks(runners, self._state.now)
-        self._state.effects += self._state.adapters.replicas(runners, self._state.now)
+        self._state.effects += self._state.checks.orders(runners, self._state.now)
+        self._state.effects += self._state.loads.replicas(runners, self._state.now)
         self._state.effects += self._state.template_loads.orders(runners, self._state.now)
 
     def save_withdrawn(self) -> None:
         """What serves no longer, because all runners have refused it, a successor must not serve."""
-        if self._state.adapters.take_withdrawn():
+        if self._state.verdicts.take_withdrawn():
             self._state.catalog_changed = True
             self._state.emit(effects.SaveCatalog(outdates=True))
 
     def drop_unused_adapters(self) -> None:
         if self._state.adapters.retired or self._state.adapters.gone:
-            self._state.effects += self._state.adapters.drops(self._state.is_in_use, self._state.runners.values())
+            self._state.effects += self._state.drops.orders(self._state.is_in_use, self._state.runners.values())
 
     def tell_changes(self) -> None:
         """Tell the operator and the gateways what has changed: at once, but changes of residency only now and then.
@@ -270,7 +270,7 @@ class CatalogPublisher:
 
     @property
     def more_to_tell(self) -> bool:
-        return bool(self._to_report) or self._state.adapters.more_to_drop
+        return bool(self._to_report) or self._state.drops.more
 
     def _report_some(self) -> None:
         """Report some of those of which something has changed, and after the last one that a new operator has heard
@@ -286,7 +286,7 @@ class CatalogPublisher:
             first = adapter.last_report is None and adapter.failure is None
             if first and adapter.serving is None:
                 continue
-            report = self._state.adapters.report(adapter)
+            report = self._state.reports.report(adapter)
             restored = first and adapter.checked_at < self._began_at
             if restored and not report.replicas and adapter.spec.group in awaited:
                 self._complete.discard(adapter.spec.group)
@@ -311,7 +311,7 @@ class CatalogPublisher:
         changed = []
         for name in self._to_publish if before is not None else adapters:
             if (adapter := adapters.get(name)) is not None:
-                entry = state.adapters.entry(adapter, state.runners)
+                entry = self._state.reports.entry(adapter, state.runners)
                 if entries.get(name) != entry:
                     entries[name] = entry
                     changed.append(entry)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from motet.domain import Digest, RequestId
 from motet.errors import AdapterLoading
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy.adapters import DigestSource
+from motet_scheduler.policy.adapter import DigestSource
 from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
@@ -71,7 +71,7 @@ class ColdWaits:
 
     def end_of_loaded(self) -> None:
         """Adapters have come to a device: nobody waits for that any more."""
-        for loaded in self._state.adapters.take_loaded():
+        for loaded in self._state.residency.take_loaded():
             self._of_digest.pop(loaded, None)
 
     def next_due(self) -> float:
@@ -135,7 +135,7 @@ class ColdWaits:
         having = [one for one in self._state.having(wait.digest) if one.group == wait.group]
         fetches = [fetch for one in having if (fetch := one.adapters.fetches.get(wait.digest)) is not None]
         most = max(fetches, key=attrgetter("fetched"), default=None)
-        rate = (most.rate if most is not None else 0.0) or self._state.adapters.rates.get(wait.group, 0.0)
+        rate = (most.rate if most is not None else 0.0) or self._state.residency.rates.get(wait.group, 0.0)
         fetched = most.fetched if most is not None else 0
         seconds = max(0, wait.source.bytes - fetched) / rate if rate and wait.source.bytes else wait.seconds
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)

@@ -9,7 +9,7 @@ from motet.domain import BASE
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.adapters import REVISION_REPLACED
+from motet_scheduler.policy.adapter import REVISION_REPLACED
 from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
@@ -189,7 +189,7 @@ class Placer:
         if source is not None and runner.adapters.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
             if not runner.adapters.is_awaited(request.digest, source.ref, state.now, state.config.load_retry):
-                state.emit(state.adapters.load(runner, request.digest, source, state.now))
+                state.emit(state.loads.load(runner, request.digest, source, state.now))
             self._cold_waits.placed(request, source)
         runner.emptied = False  # if it was, the others have no room, and the load has returned
         request.epoch += 1

@@ -15,7 +15,7 @@ from itertools import chain, islice, zip_longest
 from math import inf
 
 from motet.domain import Digest
-from motet_scheduler.policy.adapters import DigestSource
+from motet_scheduler.policy.adapter import DigestSource
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
@@ -124,7 +124,7 @@ class Prefetches:
         if digest in runner.adapters.tiers and not has_empty_slot(runner):
             return  # it is on its disk, from where it comes soon when a request waits for it
         self._ordered[request.group, digest] = state.now
-        state.emit(state.adapters.load(runner, digest, source, state.now))
+        state.emit(state.loads.load(runner, digest, source, state.now))
         state.note_event(request, Happening.LOADS_AHEAD, runner.instance)
 
 

@@ -5,14 +5,14 @@ By the rule of `scaling_rule`, some places of a runner are left when it has as m
 An adapter that more run with, or wait for, is wanted on another runner before the first one is full. It is loaded there
 into an empty slot, on the runner that the next request would get. Such replicas are not pinned: they leave a device
 like any adapter that no request uses, and none leaves for them. Those of `minReplicas` are pinned, whatever the demand
-(`adapters.py`).
+(`adapter_loads.py`).
 """
 
 from collections.abc import Iterable
 from math import inf
 
 from motet.domain import Digest
-from motet_scheduler.policy.adapters import Adapter
+from motet_scheduler.policy.adapter import Adapter
 from motet_scheduler.policy.prefetches import has_empty_slot, takes_loads
 from motet_scheduler.policy.replica_demand import ReplicaDemand, wanted_replicas
 from motet_scheduler.policy.runners import Runner
@@ -91,7 +91,7 @@ class ReplicaLoads:
             runner = self._runner_for(adapter, digest, runners)
             source = state.adapters.source_of(digest, str(adapter.spec.ref.object))
             if runner is not None and source is not None:
-                state.emit(state.adapters.load(runner, digest, source, state.now))
+                state.emit(state.loads.load(runner, digest, source, state.now))
                 return True
         return False
 

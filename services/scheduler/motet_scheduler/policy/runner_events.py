@@ -74,9 +74,9 @@ class RunnerEvents:
             self._state.queue(runner.group).try_all_again()  # it may be too small for some that wait: they are refused
         self._publisher.apply_pool(runner)
         self._state.away_since_start.discard(instance)
-        self._state.adapters.residency_reported(runner, event.resident)
+        self._state.residency.reported(runner, event.resident)
         if event.refused_is_all:
-            self._state.adapters.refuses_only(runner, event.refused)
+            self._state.verdicts.refuses_only(runner, event.refused)
         self._refused(runner, event.refused)
         runner.listing = Listing(whole=True)
         self._apply_requests(runner, runner.listing, event.live, more=event.more)
@@ -91,7 +91,7 @@ class RunnerEvents:
         self._state.waiting_for_runners.runner_attached(runner.instance)
         self._drains.attached(runner)
         self._state.runner_changed(runner)
-        self._state.adapters.connection_changed(runner)
+        self._state.residency.connection_changed(runner)
         self._state.emit(runner_report(runner))
         self._publisher.order_adapter_loads()
 
@@ -106,7 +106,7 @@ class RunnerEvents:
         runner.attached, runner.telling, runner.listing = False, False, None
         runner.forget_at = self._state.now + self._state.config.forget_runner
         runner.adapters.forget_loads()
-        self._state.adapters.connection_changed(runner)
+        self._state.residency.connection_changed(runner)
         self._state.runner_changed(runner)
         self._state.emit(runner_report(runner))
 
@@ -126,7 +126,7 @@ class RunnerEvents:
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         runner.steps = event.steps
         if event.resident is not None:
-            self._state.adapters.residency_reported(runner, event.resident)
+            self._state.residency.reported(runner, event.resident)
         runner.listing = Listing(moves=moves, prompt_tokens=event.pending_prompt_tokens)
         self._apply_requests(runner, runner.listing, event.live, more=event.more)
         self._state.emit(runner_report(runner))
@@ -139,7 +139,7 @@ class RunnerEvents:
     def residency_changed(self, event: events.ResidencyChanged) -> None:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None:
-            self._state.adapters.residency_changed(runner, event.gone, event.resident)
+            self._state.residency.changed(runner, event.gone, event.resident)
 
     def _apply_requests(self, runner: Runner, listing: Listing, live: tuple[RunnerRequest, ...], *, more: bool) -> None:
         """The next part of what it lists. `more`: others follow."""
@@ -176,7 +176,7 @@ class RunnerEvents:
         if runner.telling:
             self._has_told_all(runner)
         if self._state.catalog_known:
-            self._state.effects += self._state.adapters.unneeded_on(runner, self._state.is_in_use)
+            self._state.effects += self._state.drops.unneeded_on(runner, self._state.is_in_use)
 
     def declined(self, event: events.RunnerDeclined) -> None:
         request, runner = self._state.requests.get(event.request), self._state.runners.get(event.instance)
@@ -237,27 +237,26 @@ class RunnerEvents:
         on_capacity_freed(self._state, runner)
 
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
-        adapters, runner, now = self._state.adapters, self._state.runners.get(event.instance), self._state.now
-        adapters.order_at(now + self._state.config.load_retry)
+        state, runner, now = self._state, self._state.runners.get(event.instance), self._state.now
+        state.orders.look_at(now + state.config.load_retry)
         if event.failure is not None and event.failure.retry_after > 0:
-            adapters.order_at(now + event.failure.retry_after)
-        checked = adapters.checked_by(event)
+            state.orders.look_at(now + event.failure.retry_after)
+        checked = state.checks.answered_by(event)
         if checked is not None:
             one = checked.adapter
-            before, returns = one.serving, self._state.some_may_return(one.spec.group)
-            if adapters.check_reported(checked, event, self._state.runners.values(), now, some_may_return=returns):
-                self._state.catalog_changed = True
+            before, returns = one.serving, state.some_may_return(one.spec.group)
+            if state.checks.reported(checked, event, state.runners.values(), now, some_may_return=returns):
+                state.catalog_changed = True
             # Else the former revision serves on, and failures are not saved; or it was withdrawn, and that is saved.
             if one.serving is not None and one.serving is not before:
-                self._state.emit(effects.SaveCatalog(outdates=True))
-        elif (
-            not (runner is not None and runner.adapters.load_reported(event, now, self._state.config.load_retry))
-            and event.order
-        ):
-            self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
-        elif runner is not None:
-            adapters.load_reported(runner, event)
-            adapters.checked_anew(event)
+                state.emit(effects.SaveCatalog(outdates=True))
+        else:
+            known = runner is not None and runner.adapters.load_reported(event, now, state.config.load_retry)
+            if event.order and not known:
+                state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
+            elif runner is not None:
+                state.residency.load_reported(runner, event)
+                state.verdicts.checked_anew(event)
         if runner is not None and not event.order:
             self._news_of_adapter(runner, event)
         self._refusals_changed()
@@ -265,13 +264,13 @@ class RunnerEvents:
 
     def _news_of_adapter(self, runner: Runner, event: events.AdapterStateChanged) -> None:
         """That nobody asked for"""
-        adapters, failure = self._state.adapters, event.failure
+        state, failure = self._state, event.failure
         if failure is None:
-            adapters.stage_told(runner, event.digest, event.stage)
-            adapters.proved(runner, event)
+            state.residency.stage_told(runner, event.digest, event.stage)
+            state.verdicts.proved(runner, event)
         elif failure.code == AdapterUnproved.mapping.code:
             adapter = str(event.ref.object)
-            if adapters.source_of(event.digest, adapter) is not None:
+            if state.adapters.source_of(event.digest, adapter) is not None:
                 self._refused(runner, {event.digest: failure}, adapter)
 
     def _refused(self, runner: Runner, failures: Mapping[Digest, Failure], adapter: str = "") -> None:
@@ -279,13 +278,13 @@ class RunnerEvents:
         empty: it does not say."""
         runners, returns = self._state.runners.values(), self._state.some_may_return(runner.group)
         for digest, failure in failures.items():
-            self._state.adapters.refused_on(runner, digest, adapter, failure, runners, some_may_return=returns)
+            self._state.verdicts.refused_on(runner, digest, adapter, failure, runners, some_may_return=returns)
         self._refusals_changed()
 
     def _refusals_changed(self) -> None:
         """Other runners may serve some adapters than before, or none may."""
         self._publisher.save_withdrawn()
-        for group in self._state.adapters.take_moved():
+        for group in self._state.verdicts.take_moved():
             self._state.queue(group).try_all_again()
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
@@ -313,8 +312,9 @@ class RunnerEvents:
         """It is gone: for the queue too, which may have reserved it."""
         runner.attached = False
         self._lifecycle.runner_lost(runner)
-        self._state.adapters.residency_reported(runner, {})
-        self._state.adapters.runner_gone(runner)
+        self._state.residency.reported(runner, {})
+        self._state.verdicts.runner_gone(runner)
+        self._state.adapters.places_changed(None)
         runner.adapters.runner_gone()
         del self._state.runners[runner.instance]
         of_group = self._state.by_group[runner.group]

@@ -192,6 +192,11 @@ class Runner:
             return False
         return self.attached and not self.unhealthy
 
+    @property
+    def start(self) -> tuple[InstanceName, str]:
+        """After another one, its kernels may be others."""
+        return self.instance, self.identity.incarnation
+
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""
         return not base or base == self.base.digest

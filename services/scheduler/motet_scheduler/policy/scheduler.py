@@ -153,7 +153,7 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
-        if state.adapters.loaded:
+        if state.residency.loaded:
             self._cold_waits.end_of_loaded()
         self.lifecycle.end_forgotten()
         self.lifecycle.move_some()
@@ -200,7 +200,7 @@ class Scheduler:
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
         assert counted == self.state.adapter_uses, "uses of adapters were miscounted"
         self.state.families.check(self.requests)
-        self.state.adapters.check()
+        self.state.adapters.to_check.check(self.state.adapters.by_name)
 
     def next_due(self) -> float:
         """When to send the next Tick: one before does nothing. After a Tick it is later than that one, unless there is
@@ -221,7 +221,7 @@ class Scheduler:
     def _term_raised(self, event: events.TermRaised) -> None:
         """Runners have ignored what they were told under the lower one."""
         self._drains.send_all(event)
-        self.adapters.pin_again(self.runners.values())
+        self.state.loads.pin_again(self.runners.values())
 
     def _tick(self, _event: events.Tick) -> None:
         for timed in self._timed:

@@ -15,17 +15,24 @@ from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import Failure
+from motet_scheduler.policy.adapter_checks import AdapterChecks
+from motet_scheduler.policy.adapter_drops import AdapterDrops
 from motet_scheduler.policy.adapter_limits import AdapterLimits
+from motet_scheduler.policy.adapter_loads import AdapterLoads
+from motet_scheduler.policy.adapter_reports import AdapterReports
 from motet_scheduler.policy.adapter_table import AdapterTable
+from motet_scheduler.policy.adapter_verdicts import AdapterVerdicts
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.gateway_requests import GatewayRequests
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.happenings import Happening
+from motet_scheduler.policy.orders import Orders
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
+from motet_scheduler.policy.residency import Residency
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_loads import TemplateLoads
 from motet_scheduler.policy.template_wishes import TemplateWishes
@@ -98,10 +105,17 @@ class SchedulerState:
         self.bases_changed = False
         """By the current event: which base models new requests can have."""
         wishes = TemplateWishes()
-        self.adapters = Adapters(config, self.bases, self.table, first_order, places_changed=wishes.changed)
-        self.template_loads = TemplateLoads(config, self.adapters, wishes)
+        self.orders = Orders(first_order)
+        self.adapters = Adapters(self.bases, self.orders, places_changed=wishes.changed)
+        self.residency = Residency(self.adapters)
+        self.verdicts = AdapterVerdicts(self.adapters, self.table, self.orders)
+        self.checks = AdapterChecks(config, self.bases, self.adapters, self.verdicts, self.orders)
+        self.loads = AdapterLoads(config, self.adapters, self.orders)
+        self.drops = AdapterDrops(self.adapters)
+        self.reports = AdapterReports(self.bases, self.adapters, self.table, self.verdicts.suspects)
+        self.template_loads = TemplateLoads(config, self.adapters, self.loads, self.orders, wishes)
         if self.away_since_start:
-            self.adapters.order_at(self.attached_by)  # what the others have refused need not wait for them any more
+            self.orders.look_at(self.attached_by)  # what the others have refused need not wait for them any more
         self.limits = AdapterLimits(self.table, self.runners)
         self.quotas = Quotas(first_order, now)
         self.weights = TenantWeights()
@@ -174,7 +188,8 @@ class SchedulerState:
         self._forget_capacities(group)
         self.queue(group).rooms.changed(runner)
         self.catalog_changed = True
-        self.adapters.runners_changed()
+        self.orders.changed = True
+        self.adapters.to_check.runners_changed()
         self._adapters_moved(runner, runner.adapters.having)
         self._decide(group)
 

@@ -5,8 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from motet.domain import InstanceName
-from motet_scheduler.policy.adapters import Adapter, Adapters
+from motet_scheduler.policy.adapter import Adapter
+from motet_scheduler.policy.adapter_loads import AdapterLoads
+from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import EnsureAdapter
+from motet_scheduler.policy.orders import Orders
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_wishes import TemplateWish, TemplateWishes, Wanted
 from motet_scheduler.policy.values import GroupName, SchedulerConfig
@@ -20,15 +23,19 @@ MAX_ADAPTERS_TRIED = 16
 
 
 class TemplateLoads:
-    def __init__(self, config: SchedulerConfig, adapters: Adapters, wishes: TemplateWishes) -> None:
+    def __init__(
+        self, config: SchedulerConfig, adapters: Adapters, loads: AdapterLoads, orders: Orders, wishes: TemplateWishes
+    ) -> None:
         self._policy = config
         self._adapters = adapters
+        self._loads = loads
+        self._orders = orders
         self._wishes = wishes
 
     def held(self, gateway: str, wanted: tuple[Wanted, ...], now: float) -> None:
         """A gateway waits for the chat templates of these adapters. It replaces what it said before."""
         if self._wishes.told(gateway, wanted, now, self._namespace_of):
-            self._adapters.may_be_ordered = True
+            self._orders.changed = True
 
     def orders(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         if not (due := self._wishes.due(now)):
@@ -41,7 +48,7 @@ class TemplateLoads:
         # First those that were being loaded: others may have their places.
         for wish in [one for one in due if one.loading][:MAX_TEMPLATES_DECIDED]:
             decided += 1
-            if self._loads(wish, groups.get(wish.group, ()), coming, now):
+            if self._is_loading(wish, groups.get(wish.group, ()), coming, now):
                 self._decided(wish, now)
         full = {group for group in {one.group for one in due} if not _with_place(groups.get(group, ()), coming)}
         # Mostly, if many are due, all places are taken.
@@ -52,7 +59,7 @@ class TemplateLoads:
                 full.add(wish.group)
                 continue  # it stays due
             if decided >= MAX_TEMPLATES_DECIDED:
-                self._adapters.order_at(now)
+                self._orders.look_at(now)
                 return
             decided += 1
             self._decided(wish, now)
@@ -61,9 +68,11 @@ class TemplateLoads:
 
     def _decided(self, wish: TemplateWish, now: float) -> None:
         wish.due = now + self._policy.load_retry
-        self._adapters.order_at(wish.due)
+        self._orders.look_at(wish.due)
 
-    def _loads(self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float) -> bool:
+    def _is_loading(
+        self, wish: TemplateWish, runners: Iterable[Runner], coming: Counter[InstanceName], now: float
+    ) -> bool:
         """Whether a runner loads it now, for whichever adapter"""
         wish.loading = tuple(one.instance for one in runners if wish.digest in one.adapters.loading)
         if wish.loading:
@@ -75,7 +84,7 @@ class TemplateLoads:
         self, wish: TemplateWish, runners: Collection[Runner], coming: Counter[InstanceName], now: float
     ) -> EnsureAdapter | None:
         """Several adapters may have the same bytes, and the source of one may be gone. So each has its turn."""
-        if self._loads(wish, runners, coming, now):
+        if self._is_loading(wish, runners, coming, now):
             return None
         adapters = self._adapters_of((wish.group, wish.digest))
         for _ in adapters[:MAX_ADAPTERS_TRIED]:
@@ -112,7 +121,7 @@ class TemplateLoads:
             return None
         coming[runner.instance] += 1
         wish.since, wish.tried_at, wish.loading = now, now, (runner.instance,)
-        return self._adapters.load(runner, digest, source, now)
+        return self._loads.load(runner, digest, source, now)
 
     def _adapters_of(self, wanted: Wanted) -> list[Adapter]:
         group, digest = wanted
