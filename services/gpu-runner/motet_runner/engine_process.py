@@ -23,6 +23,7 @@ with without_collections():
     from motet.clock import monotonic
     from motet.errors import ModelFolderError, MotetError
     from motet.telemetry import configure_logging
+    from motet_runner.engine_imports import for_an_engine
     from motet_runner.engine_loop import EngineLoop
     from motet_runner.engine_messages import Loading, Start
     from motet_runner.grammar_thread import CompileThread
@@ -57,7 +58,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
 
 
 def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:
-    with without_collections():
+    with without_collections(), for_an_engine():
         from motet_runner.engine import Engine as RealEngine  # imports torch, which takes seconds
 
     return RealEngine(config, on_load_progress=on_progress)

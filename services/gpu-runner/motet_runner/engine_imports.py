@@ -1,0 +1,109 @@
+"""Imports of an engine's process, without what an engine never runs.
+
+transformers also trains models, on many machines, and generates by itself. For that, it imports torch's compiler and
+torch's tensors of many machines, and it reads the names in the files of all its models twice. These take a quarter of
+the CPU time that an engine's process needs to start. Other processes that import transformers get all of it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_MASKS = "_trace_wrapped_higher_order_op"
+"""The one module of the compiler that transformers imports a name from. It needs no other."""
+_MARKS = ("allow_in_graph", "assume_constant_result", "disable")
+"""Decorators that tell the compiler how to treat a function"""
+_CHOICES = "transformers.utils.import_utils"
+_NAMES = "create_import_structure_from_path"
+_UNUSED = ("is_accelerate_available", "is_torch_distributed_available")
+
+
+@contextmanager
+def for_an_engine() -> Iterator[None]:
+    """Import transformers here. It stays as it was imported for as long as the process lives."""
+    _postpone_compiler()
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+# ----------------------------------------------------------------------------------------------------- torch's compiler
+
+
+class _Postponed(ModuleType):
+    """torch's compiler, which runs its code once something asks for more of it than marks on functions."""
+
+    def __getattr__(self, name: str) -> Any:
+        self._load()
+        return getattr(self, name)
+
+    @property
+    def __path__(self) -> MutableSequence[str]:  # type: ignore[override] # for as long as this is its class
+        """Python asks for it before it imports one of the package's modules."""
+        self._load()
+        return self.__path__
+
+    def _load(self) -> None:
+        spec = self.__spec__
+        assert spec is not None
+        assert spec.loader is not None
+        self.__class__ = ModuleType  # type: ignore[assignment] # the same object, which others have imported already
+        self.__path__ = spec.submodule_search_locations  # type: ignore[assignment, misc]
+        spec.loader.exec_module(self)
+
+
+def _postpone_compiler() -> None:
+    import torch  # noqa: F401 - the compiler is in this package
+
+    package = find_spec(_COMPILER)
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).with_name(f"{_MASKS}.py")
+    if _COMPILER in sys.modules or not file.is_file():
+        return
+    masks = spec_from_file_location(f"{_COMPILER}.{_MASKS}", file)
+    assert masks is not None
+    assert masks.loader is not None
+    compiler, needed = module_from_spec(package), module_from_spec(masks)
+    del compiler.__path__
+    vars(compiler).update(dict.fromkeys(_MARKS, _unmarked))
+    compiler.__class__ = _Postponed
+    sys.modules |= {package.name: compiler, masks.name: needed}
+    masks.loader.exec_module(needed)
+
+
+def _unmarked(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Callable[..., Any]:
+    """A decorator, with or without arguments"""
+    return function if function is not None else _unmarked
+
+
+# ------------------------------------------------------------------------------------------------ transformers' choices
+
+
+class _Finder:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _CHOICES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(name, spec.origin)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        for name in _UNUSED:
+            setattr(module, name, lambda *_, **__: False)
+        if (names_in := getattr(module, _NAMES, None)) is not None:
+            # It keeps what it found, by the path. transformers names one folder by two paths.
+            setattr(module, _NAMES, lambda path: names_in(str(path).removesuffix("/__init__.py")))

@@ -1,0 +1,83 @@
+"""What an engine's process imports: no compiler, and nothing for training."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.runner.families import FAMILIES, save_model
+
+UNUSED = {
+    "torch._dynamo.convert_frame",
+    "torch._inductor",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "accelerate",
+    "pandas",
+    "peft",
+    "scipy",
+    "sklearn",
+    "torchvision",
+}
+"""transformers and torch import these by themselves, or once did, where they are installed."""
+SERVED = ("Llama", "Mixtral, a mixture of experts", "GPT-2")
+
+
+def said(script: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-P", "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_an_engine_loads_models_of_all_families_without_what_only_training_needs(tmp_path: Path) -> None:
+    served = [save_model(one.config, tmp_path / str(n)) for n, one in enumerate(FAMILIES) if one.name in SERVED]
+    assert len(served) == len(SERVED)
+    script = """
+import importlib, json, pathlib, sys
+from motet_runner.engine_process import load_engine
+from motet_runner.interface import EngineConfig
+
+architectures = []
+for folder in sys.argv[1].split():
+    model = pathlib.Path(folder)
+    config = EngineConfig(model=model, device="cpu", kernels="torch", kv_cache_mib=2, max_model_length=64)
+    architectures.append(load_engine(config, lambda *_: None).info.architecture)
+for module in sys.argv[2].split():
+    importlib.import_module(module)
+print(json.dumps([architectures, sorted(sys.modules)]))
+"""
+    modelling = {type(one.config).__module__.replace("configuration_", "modeling_") for one in FAMILIES}
+    *_, last = said(script, " ".join(map(str, served)), " ".join(sorted(modelling)))
+    architectures, imported = json.loads(last)
+    assert architectures == ["LlamaForCausalLM", "GPT2LMHeadModel", "MixtralForCausalLM"]
+    assert modelling <= set(imported)
+    assert UNUSED & set(imported) == set()
+
+
+@pytest.mark.parametrize(
+    "needs_it",
+    [
+        "import torch._dynamo.config",
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
+    ],
+)
+def test_transformers_has_all_its_names_and_the_compiler_is_whole_once_something_needs_it(needs_it: str) -> None:
+    script = f"""
+import json, sys
+from motet_runner.engine_imports import for_an_engine
+with for_an_engine():
+    import transformers.masking_utils
+import torch
+print(json.dumps([sorted(transformers.__all__), sorted(transformers.models.__all__)]))
+known = torch._dynamo
+print("torch._dynamo.convert_frame" in sys.modules, known.disable(abs) is abs, known.disable()(abs) is abs)
+{needs_it}
+print("torch._dynamo.convert_frame" in sys.modules, torch._dynamo is known, known.disable.__module__)
+"""
+    names, before, after = said(script)
+    assert json.loads(names) == [sorted(transformers.__all__), sorted(transformers.models.__all__)]
+    assert before == "False True True"
+    assert after == "True True torch._dynamo.decorators"
