@@ -3,12 +3,9 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
@@ -20,6 +17,9 @@ from motet.store.schema_versions import (
     split_version_table,
     version_in,
 )
+
+if TYPE_CHECKING:  # most processes that open a store migrate nothing, and alembic takes a sixth of their imports
+    from alembic.config import Config
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +37,8 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds:
 
     Raises StateDirectoryError, which says why it failed and what to do. The database is then unchanged.
     """
+    from alembic.util import CommandError
+
     parsed = parse(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database:
         folder = Path(parsed.database).parent
@@ -78,8 +80,10 @@ async def _migrate(url: str, busy_seconds: float) -> None:
             await connection.run_sync(_upgrade)
 
 
-def configuration(connection: Connection) -> Config:
+def configuration(connection: Connection) -> "Config":
     """Alembic's configuration, without a file, for a connection that is already in a transaction."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -87,6 +91,9 @@ def configuration(connection: Connection) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
     split_version_table(connection)
     config = configuration(connection)
     known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
