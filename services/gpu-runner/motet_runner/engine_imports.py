@@ -1,8 +1,8 @@
 """Imports of an engine's process, without what an engine never runs.
 
 transformers also trains models, on many machines, and generates by itself. For that, it imports torch's compiler and
-torch's tensors of many machines, and it reads the names in the files of all its models twice. These take a quarter of
-the CPU time that an engine's process needs to start. Other processes that import transformers get all of it.
+torch's tensors of many machines, and it reads the names in the files of all its models twice. These take a third of the
+CPU time that an engine's process needs to start. Other processes that import transformers get all of it.
 """
 
 import sys
@@ -13,6 +13,8 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from motet_runner.kept_names import keeping
 
 _COMPILER = "torch._dynamo"
 _MASKS = "_trace_wrapped_higher_order_op"
@@ -25,10 +27,11 @@ _UNUSED = ("is_accelerate_available", "is_torch_distributed_available")
 
 
 @contextmanager
-def for_an_engine() -> Iterator[None]:
-    """Import transformers here. It stays as it was imported for as long as the process lives."""
+def for_an_engine(kept_in: Path | None = None) -> Iterator[None]:
+    """Import transformers here. It stays as it was imported for as long as the process lives. `kept_in`: the folder of
+    what the next start need not find again"""
     _postpone_compiler()
-    finder = _Finder()
+    finder = _Finder(kept_in)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -90,20 +93,26 @@ def _unmarked(function: Callable[..., Any] | None = None, *_: object, **__: obje
 
 
 class _Finder:
+    def __init__(self, kept_in: Path | None) -> None:
+        self._kept_in = kept_in
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _CHOICES:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(name, spec.origin)
+            spec.loader = _Loader(name, spec.origin, self._kept_in)
         return spec
 
 
 class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, kept_in: Path | None) -> None:
+        super().__init__(name, path)
+        self._kept_in = kept_in
+
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         for name in _UNUSED:
             setattr(module, name, lambda *_, **__: False)
-        if (names_in := getattr(module, _NAMES, None)) is not None:
-            # It keeps what it found, by the path. transformers names one folder by two paths.
-            setattr(module, _NAMES, lambda path: names_in(str(path).removesuffix("/__init__.py")))
+        if (find := getattr(module, _NAMES, None)) is not None:
+            setattr(module, _NAMES, keeping(find, self._kept_in))

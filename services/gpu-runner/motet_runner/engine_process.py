@@ -58,7 +58,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
 
 
 def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:
-    with without_collections(), for_an_engine():
+    with without_collections(), for_an_engine(config.kernel_cache):
         from motet_runner.engine import Engine as RealEngine  # imports torch, which takes seconds
 
     return RealEngine(config, on_load_progress=on_progress)
