@@ -11,7 +11,9 @@ from motet.sources import folder_of
 from motet_cli.folders import folder_named
 from motet_cli.local_stack import MAX_ADAPTER_BYTES, LocalStack, running_stack
 from motet_operator.local.manifest_folder import DeclaredObjects, absolute_uri
+from motet_runner.engine_imports import for_an_engine
 from motet_runner.interface import EngineConfig
+from motet_runner.settings import KERNEL_CACHE
 
 if TYPE_CHECKING:
     from motet_runner.adapters.certification import EngineLimits
@@ -80,7 +82,8 @@ def base_of(pool: Manifest, max_bytes: int) -> Base:
 
 def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> "EngineLimits":
     try:
-        from motet_runner.execute.load import base_outline  # imports torch, which takes seconds
+        with for_an_engine(KERNEL_CACHE.expanduser(), beside_peft=True):
+            from motet_runner.execute.load import base_outline  # imports torch, which takes seconds
     except ModuleNotFoundError as error:
         raise SetupError(
             f"without {error.name} nothing says which linears a base model has. Install motet[runner]."

@@ -12,7 +12,9 @@ import typer
 
 from motet.errors import SetupError
 from motet_cli.printer import Printer
+from motet_runner.engine_imports import for_an_engine
 from motet_runner.interface import EngineConfig
+from motet_runner.settings import KERNEL_CACHE
 
 if TYPE_CHECKING:
     from motet_runner.inspection import Inspection
@@ -39,7 +41,8 @@ def inspect(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
-    from motet_runner import inspection  # imports torch, which takes seconds
+    with for_an_engine(KERNEL_CACHE.expanduser(), beside_peft=True):
+        from motet_runner import inspection  # imports torch, which takes seconds
 
     found = inspection.inspect(
         EngineConfig(model=model, dtype=dtype, kv_cache_mib=kv_cache_mib),

@@ -57,6 +57,23 @@ print(json.dumps([architectures, sorted(sys.modules)]))
     assert UNUSED & set(imported) == set()
 
 
+def test_peft_finds_all_that_it_asks_transformers_and_torch_for() -> None:
+    script = """
+from motet_runner.engine_imports import for_an_engine
+with for_an_engine(None, beside_peft=True):
+    import motet_runner.engine
+import json, sys, torch
+imported = sorted(sys.modules)
+import peft, transformers
+from transformers.utils import import_utils
+print(json.dumps([imported, [getattr(import_utils, name)() for name in sys.argv[1:]]]))
+"""
+    (last,) = said(script, "is_accelerate_available", "is_torch_distributed_available")
+    imported, available = json.loads(last)
+    assert "torch._dynamo.convert_frame" not in imported
+    assert available == [True, True]
+
+
 @pytest.mark.parametrize(
     "needs_it",
     [
@@ -68,7 +85,7 @@ def test_transformers_has_all_its_names_and_the_compiler_is_whole_once_something
     script = f"""
 import json, sys
 from motet_runner.engine_imports import for_an_engine
-with for_an_engine():
+with for_an_engine(None):
     import transformers.masking_utils
 import torch
 print(json.dumps([sorted(transformers.__all__), sorted(transformers.models.__all__)]))

@@ -27,11 +27,11 @@ _UNUSED = ("is_accelerate_available", "is_torch_distributed_available")
 
 
 @contextmanager
-def for_an_engine(kept_in: Path | None = None) -> Iterator[None]:
+def for_an_engine(kept_in: Path | None, *, beside_peft: bool = False) -> Iterator[None]:
     """Import transformers here. It stays as it was imported for as long as the process lives. `kept_in`: the folder of
-    what the next start need not find again"""
+    what the next start need not find again. `beside_peft`: True if PEFT may be imported, too: it asks for more"""
     _postpone_compiler()
-    finder = _Finder(kept_in)
+    finder = _Finder(kept_in, () if beside_peft else _UNUSED)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -93,26 +93,30 @@ def _unmarked(function: Callable[..., Any] | None = None, *_: object, **__: obje
 
 
 class _Finder:
-    def __init__(self, kept_in: Path | None) -> None:
+    def __init__(self, kept_in: Path | None, absent: Sequence[str]) -> None:
         self._kept_in = kept_in
+        self._absent = absent
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _CHOICES:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(name, spec.origin, self._kept_in)
+            spec.loader = _Loader(name, spec.origin, self._change)
         return spec
 
-
-class _Loader(SourceFileLoader):
-    def __init__(self, name: str, path: str, kept_in: Path | None) -> None:
-        super().__init__(name, path)
-        self._kept_in = kept_in
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        for name in _UNUSED:
+    def _change(self, module: ModuleType) -> None:
+        for name in self._absent:
             setattr(module, name, lambda *_, **__: False)
         if (find := getattr(module, _NAMES, None)) is not None:
             setattr(module, _NAMES, keeping(find, self._kept_in))
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, change: Callable[[ModuleType], None]) -> None:
+        super().__init__(name, path)
+        self._change = change
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._change(module)
