@@ -85,6 +85,31 @@ def test_nothing_is_placed_on_a_runner_before_all_is_known_that_it_has():
     assert driver.where("b") == "r0"
 
 
+def test_a_runner_that_does_not_end_its_hello_is_forgotten_and_its_requests_move():
+    driver = ready(forget_runner=30.0)
+    driver.attach()
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.detach("r0")
+    driver.clock.advance(20)
+    for _ in range(4):  # each stream breaks off, and none is another beginning
+        attach(driver)
+        driver.clock.advance(5)
+        assert R0 in driver.scheduler.runners
+        listed(driver, more=True)
+        driver.detach("r0")
+    attach(driver)
+    driver.clock.advance(5)
+    driver.wait(5.1)
+    assert driver.of(effects.EndRunnerStream) == [effects.EndRunnerStream(R0)]
+    assert R0 not in driver.scheduler.runners
+    assert driver.where("a") == "r1"
+    attach(driver)
+    listed(driver)
+    driver.wait(31)
+    assert driver.scheduler.runners[R0].attached, "it has told all, and is there"
+
+
 def test_a_report_begins_anew_what_a_hello_has_not_ended():
     driver = ready()
     attach(driver, entry("a", 4))

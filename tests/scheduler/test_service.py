@@ -15,6 +15,7 @@ from motet.leadership import LocalLeadership
 from motet.runner_info import RequestClass
 from motet.transport.over_grpc import open_channel
 from motet_scheduler.metrics import Metrics
+from motet_scheduler.policy import events
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import SchedulerService
 from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -103,6 +104,18 @@ async def test_a_change_of_residency_that_was_lost_is_noticed_and_all_is_told_on
         await until(lambda: not system.control.scheduler.runners["r0"].adapters.tiers)
     assert lost
     assert [line["told"] for line in logs if line["event"] == "residency_differs"] == [1]
+
+
+async def test_a_runner_that_does_not_end_its_hello_begins_anew(system):
+    await system.runner("r0")
+    runners = system.control.scheduler.runners
+    known = runners["r0"]
+    known.attached, known.telling, known.forget_at = False, True, 0.0  # as if parts of its hello were missing
+    with capture_logs() as logs:
+        system.control.scheduler_service.handle(events.Tick())
+        assert "r0" not in runners
+        await until(lambda: "r0" in runners and runners["r0"].attached)
+    assert [line["runner"] for line in logs if line["event"] == "runner_hello_not_ended"] == ["r0"]
 
 
 async def test_changed_bytes_move_the_name_once_they_are_certified(system):

@@ -487,6 +487,14 @@ class SchedulerService:
             hint="Another order has replaced this one, or an earlier scheduler gave it.",
         )
 
+    def _end_runner_stream(self, effect: effects.EndRunnerStream) -> None:
+        log.warning(
+            "runner_hello_not_ended",
+            runner=effect.instance,
+            hint="It has not told all of its requests since its hello. Its requests move, and it connects again.",
+        )
+        self.runners.end(effect.instance)
+
     _handlers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         effects.SendPlaced: _place,
         effects.SendRefused: _refuse,
@@ -508,4 +516,5 @@ class SchedulerService:
         effects.AllowResume: _allow_resume,
         effects.SaveCatalog: _save_catalog,
         effects.IgnoreAnswer: _ignore_answer,
+        effects.EndRunnerStream: _end_runner_stream,
     }

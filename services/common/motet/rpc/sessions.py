@@ -194,6 +194,11 @@ class Sessions(Generic[Peer, Up, Down]):
         for session in self._open.values():
             session.send(message)
 
+    def end(self, key: Hashable) -> None:
+        session = self._open.get(key)
+        if session is not None:
+            session.end()
+
     def end_all(self) -> None:
         for session in list(self._open.values()):
             session.end()

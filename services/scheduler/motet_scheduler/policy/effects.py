@@ -243,9 +243,16 @@ class IgnoreAnswer:
     order: int
 
 
+@dataclass(frozen=True, slots=True)
+class EndRunnerStream:
+    """A runner has not told all that it has. It is forgotten, and may begin anew."""
+
+    instance: InstanceName
+
+
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
 RunnerEffect = (
     ExpectRequest | EnsureAdapter | PinAdapters | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
 )
 OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained | ReportedAll
-Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog | IgnoreAnswer
+Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog | IgnoreAnswer | EndRunnerStream

@@ -69,7 +69,8 @@ class RunnerEvents:
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
         if new:
             self._lifecycle.has_come(runner)
-        runner.telling, runner.forget_at, runner.kernels = True, inf, event.kernels
+        runner.tell_by = min(runner.tell_by, self._state.now + self._state.config.forget_runner)
+        runner.telling, runner.forget_at, runner.kernels = True, runner.tell_by, event.kernels
         if self._kinds(runner.group) - kinds:
             self._state.queue(runner.group).try_all_again()  # it may be too small for some that wait: they are refused
         self._publisher.apply_pool(runner)
@@ -86,6 +87,7 @@ class RunnerEvents:
     def _has_told_all(self, runner: Runner) -> None:
         """Its hello is whole: from now on it counts."""
         runner.attached, runner.telling, runner.pinned = True, False, None
+        runner.tell_by = runner.forget_at = inf
         if not runner.hung:
             runner.unhealthy = ""
         self._state.waiting_for_runners.runner_attached(runner.instance)
@@ -104,7 +106,7 @@ class RunnerEvents:
         if runner is None:
             return
         runner.attached, runner.telling, runner.listing = False, False, None
-        runner.forget_at = self._state.now + self._state.config.forget_runner
+        runner.forget_at = min(runner.tell_by, self._state.now + self._state.config.forget_runner)
         runner.adapters.forget_loads()
         self._state.residency.connection_changed(runner)
         self._state.runner_changed(runner)
@@ -301,10 +303,12 @@ class RunnerEvents:
                 self._forget(runner)
 
     def next_due(self) -> float:
-        """When a runner that is away is forgotten."""
+        """When a runner that is away, or does not end its hello, is forgotten."""
         return min((runner.forget_at for runner in self._state.runners.values()), default=inf)
 
     def _forget(self, runner: Runner) -> None:
+        if runner.telling:
+            self._state.emit(effects.EndRunnerStream(runner.instance))
         self._remove(runner)
         self._state.emit(effects.SaveCatalog())
 

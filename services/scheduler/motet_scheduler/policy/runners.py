@@ -133,8 +133,10 @@ class Runner:
         """None: it has listed all."""
         self.telling = False
         """It has sent a hello, and not yet all of its parts. Until then it counts as it did before."""
+        self.tell_by = inf
+        """When its hello has to be whole, at the latest. It began when it sent the first one since it told all."""
         self.forget_at = inf
-        """When it is forgotten, while it is away."""
+        """When it is forgotten, while it is away, or has not told all."""
         self.last_report_at = 0.0
         """When it last reported."""
         self.requested_drain: Drain | None = None
