@@ -3,10 +3,10 @@
 import pytest
 
 from motet.domain import InstanceName, RequestId
-from motet.errors import ParameterUnavailable
+from motet.errors import AdapterUnproved, ParameterUnavailable
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.revision_state import LACKED_BY_ALL
+from motet_scheduler.policy.revision_state import LACKED_BY_ALL, MAX_REFUSED_BY
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, entry, ready, resident
 from tests.scheduler.test_adapters import checks, published
@@ -14,6 +14,7 @@ from tests.scheduler.test_adapters import checks, published
 LOST = Failure("adapter_fetch_failed", "The source has another digest.", 0.0, "DigestMismatch")
 AWAY = Failure("adapter_fetch_failed", "The source does not answer.", 30.0)
 NOT_HERE = Failure("adapter_fetch_failed", "These files are not here.")
+WRONG = Failure.of(AdapterUnproved("Its results are wrong.", reason="ProofFailed"))
 FULL = Failure("adapter_fetch_failed", "No space.", 5.0, "NoSpace")
 
 
@@ -284,3 +285,59 @@ def test_a_stream_does_not_circle_while_the_only_one_that_has_its_adapter_is_ful
     assert len(declined) > 1, "r1 may have room again, as it had before the last token"
     assert declined[-1] - declined[0] >= 30, "as long as anything waits"
     assert [one.failure for one in refused] == [LOST]
+
+
+def test_a_source_that_is_away_for_a_while_is_asked_again_also_if_another_runner_has_refused_the_bytes():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    for failure in (AWAY, WRONG):
+        (order,) = checks(driver)
+        answers(driver, order, failure)
+    assert published(driver)["pirate"].state is AdapterReadiness.FAILED
+    assert not checks(driver), "its source was asked just now"
+    for _ in range(2):
+        driver.wait(AWAY.retry_after + 1)
+        (again,) = checks(driver)
+        assert (again.instance, again.cached_only) == ("r0", False)
+        answers(driver, again, AWAY)
+        assert not checks(driver)
+    driver.wait(AWAY.retry_after + 1)
+    (again,) = checks(driver)
+    answers(driver, again)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_source_that_has_lost_refused_bytes_is_not_asked_again():
+    driver = with_runners("r0", "r1")
+    driver.state(of_digest())
+    for failure in (LOST, WRONG):
+        (order,) = checks(driver)
+        answers(driver, order, failure)
+    driver.wait(100)
+    assert not checks(driver)
+    driver.attach("r2")
+    (order,) = checks(driver)
+    assert (order.instance, order.cached_only) == ("r2", True)
+
+
+def test_of_more_runners_than_are_asked_those_come_first_that_tell_that_they_have_the_bytes():
+    driver = with_runners(*(f"r{number:03}" for number in range(MAX_REFUSED_BY + 5)))
+    last = f"r{MAX_REFUSED_BY + 4:03}"
+    driver.report(last, resident=resident(PIRATE, tier=Tier.DISK))
+    driver.state(of_digest())
+    (first,) = checks(driver)
+    assert first.instance == last
+    answers(driver, first)
+    assert published(driver)["pirate"].digest == PIRATE
+
+
+def test_a_failure_says_how_many_runners_have_been_asked_if_there_are_more():
+    driver = with_runners(*(f"r{number:03}" for number in range(MAX_REFUSED_BY + 5)))
+    driver.state(of_digest())
+    for number in range(MAX_REFUSED_BY):
+        (order,) = checks(driver)
+        answers(driver, order, NOT_HERE if number else LOST)
+    assert not checks(driver)
+    assert published(driver)["pirate"].failure.message.endswith(
+        f"{MAX_REFUSED_BY} runners were asked and do not have these files in their disk caches."
+    )

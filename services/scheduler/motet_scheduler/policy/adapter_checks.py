@@ -20,7 +20,7 @@ from motet_scheduler.policy.effects import EnsureAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.orders import Orders
-from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing, is_refusal, may_be_elsewhere
+from motet_scheduler.policy.revision_state import Asked, is_refusal, may_be_elsewhere
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterStage, GroupName, RevisionKey, SchedulerConfig
 
@@ -120,8 +120,7 @@ class AdapterChecks:
                     if not of_line:
                         full.add(of_base)
                         continue
-                    had = adapter.had.get(Digest(key.expected_digest), ())
-                    runner = _best(of_line, adapter.state_of(key), busy, had)
+                    runner = _best(of_line, adapter, key, busy)
                     if runner is None:
                         continue
                     # An adapter that changes all the time would keep a runner busy. Its newest revision is checked
@@ -208,12 +207,11 @@ class AdapterChecks:
     def _nobody_left(self, adapter: Adapter, runners: Collection[Runner], now: float) -> bool:
         """Whether the newest revision has ended: all that can be asked have refused it, or lack its bytes."""
         state = adapter.newest
-        is_refused = state.standing is Standing.WANTED and bool(state.refusals)
-        if state.asked is not None or not (is_refused or state.is_lacked):
+        if state.asked is not None or not (state.is_refused or state.is_lacked):
             return False
         if any(state.is_awaited(one.start) for one in runners if self._may_check(one, adapter.wanted)):
             return False
-        ended = state.lacked_by_all(now) if state.is_lacked else state.nobody_left()
+        ended = state.lacked_by_all(now) if state.is_lacked else state.refused_by_all(now)
         self._adapters.put(adapter, adapter.wanted, ended)
         if ended.retry_at is not None:
             self._orders.look_at(ended.retry_at)
@@ -252,13 +250,17 @@ class AdapterChecks:
 
 
 def _best(
-    able: Iterable[Runner], state: RevisionState, busy: Mapping[InstanceName, int], had: Collection[InstanceName]
+    able: Iterable[Runner], adapter: Adapter, key: RevisionKey, busy: Mapping[InstanceName, int]
 ) -> Runner | None:
-    """First those that have not left an order unanswered, then those that had it before, then those that name their
-    kernels, as others prove nothing, then those with the fewest checks"""
+    """First those that have not left an order unanswered, then those that tell that they have it, then those that had
+    it before, then those that name their kernels, as others prove nothing, then those with the fewest checks"""
+    state, digest = adapter.state_of(key), Digest(key.expected_digest)
+    had = adapter.had.get(digest, ())
 
-    def rank(runner: Runner) -> tuple[bool, bool, bool, int, InstanceName]:
+    def rank(runner: Runner) -> tuple[bool, bool, bool, bool, int, InstanceName]:
+        instance = runner.instance
         silent = any(one.runner == runner.start for one in state.silent)
-        return silent, runner.instance not in had, runner.kernels is None, busy[runner.instance], runner.instance
+        lacks = digest not in runner.adapters.tiers
+        return silent, lacks, instance not in had, runner.kernels is None, busy[instance], instance
 
     return min((one for one in able if state.is_open(one.start)), key=rank, default=None)

@@ -4,7 +4,7 @@ A runner that is asked certifies the revision, refuses it (what it computes is w
 refusal may be the runner's own fault, so each other runner that can be asked is asked before the revision is refused.
 One that certifies it and proves nothing (UNPROVED) says nothing against a refusal. One that cannot get its bytes from
 their source (`lacked`) says nothing about it, if its digest is known: others may have them in their disk caches, and it
-has failed once none has.
+has failed once none has. If the source may answer later, these are asked again then, also when others have refused it.
 
               CERTIFIED   UNPROVED  REFUSED   FAILED    NOBODY_LEFT
     WANTED    PROVED      WANTED    WANTED    FAILED    REFUSED
@@ -13,7 +13,7 @@ has failed once none has.
     REFUSED   PROVED      REFUSED   REFUSED   FAILED    REFUSED
     FAILED    PROVED      WANTED    WANTED    FAILED    FAILED
 
-PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: the caller (`adapters`) knows which runners are
+PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: the caller (`adapter_checks`) knows which runners are
 there, and says when nobody is left to ask.
 """
 
@@ -29,6 +29,7 @@ NO_SPACE = "NoSpace"
 """The reason of a failure: a runner's disk is full."""
 
 LACKED_BY_ALL = "No runner has these files in its disk cache."
+LACKED_BY_MANY = "{} runners were asked and do not have these files in their disk caches."
 
 MAX_REFUSED_BY = 64
 """The number of runners of which it is remembered that they are not to be asked. Then nobody is left to ask."""
@@ -254,14 +255,28 @@ class RevisionState:
         """Nobody is left to ask, and it `is_lacked`."""
         failure = self.source_failure
         assert failure is not None
-        passes = failure.retry_after > 0
-        return replace(
-            self,
-            standing=Standing.FAILED,
-            source_failure=None if passes else failure,
-            failure=replace(failure, message=f"{failure.message.rstrip('.')}. {LACKED_BY_ALL}"),
-            retry_at=now + failure.retry_after if passes else None,
-        )
+        asked = len(self.without_it)
+        lacked = LACKED_BY_ALL if asked < MAX_REFUSED_BY else LACKED_BY_MANY.format(asked)
+        told = replace(failure, message=f"{failure.message.rstrip('.')}. {lacked}")
+        return replace(self.source_asked_again(now), standing=Standing.FAILED, failure=told)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is refused once nobody is left to ask."""
+        source = self.source_failure
+        again = self.standing is Standing.REFUSED and source is not None and source.retry_after > 0
+        return bool(self.refusals) and (self.standing is Standing.WANTED or again)
+
+    def refused_by_all(self, now: float) -> Self:
+        """Nobody is left to ask, and it `is_refused`. Those that could not get its bytes may, if that passes."""
+        return replace(self.nobody_left(), source_failure=self.source_failure).source_asked_again(now)
+
+    def source_asked_again(self, now: float) -> Self:
+        """When the failure of its source passes, if it does."""
+        failure = self.source_failure
+        if failure is None or failure.retry_after <= 0:
+            return replace(self, retry_at=None)
+        return replace(self, source_failure=None, retry_at=now + failure.retry_after)
 
     def nobody_left(self) -> Self:
         """All that could be asked have refused it. If none has, nobody has told anything."""
