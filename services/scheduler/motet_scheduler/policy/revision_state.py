@@ -13,8 +13,8 @@ has failed once none has. If the source may answer later, these are asked again 
     REFUSED   PROVED      REFUSED   REFUSED   FAILED    REFUSED
     FAILED    PROVED      WANTED    WANTED    FAILED    FAILED
 
-PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: the caller (`adapter_checks`) knows which runners are
-there, and says when nobody is left to ask.
+PROVED and DOUBTED serve. All but PROVED may be asked of a runner. Pure: `adapter_checks` knows which runners are there,
+and says when nobody is left to ask.
 """
 
 from dataclasses import dataclass, replace
