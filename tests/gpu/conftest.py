@@ -3,7 +3,7 @@ process of its own (`tests/kernels/test_interpreter.py`): Triton decides when it
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -17,18 +17,38 @@ elif not interpreted:
 
 @pytest.fixture(autouse=interpreted)
 def little_to_judge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter judges a model's kernels for longer than it computes all else. As many rows as a runner judges
-    are those of the tests of logits; the one of kernels that are wrong judges few. All others are compared with what is
-    right."""
+    """As many rows as a runner judges are those of the tests of logits; the one of kernels that are wrong judges few.
+    All others are compared with what is right."""
+    test = request.function.__name__
+    if test.startswith("test_kernels_that_compute_something_else"):
+        judge_few(monkeypatch)
+    elif not test.startswith("test_logits"):
+        judge_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unjudged() -> Iterator[None]:
+    """For engines of a whole module, which are made before the fixture above begins"""
+    with pytest.MonkeyPatch.context() as patch:
+        if interpreted:
+            judge_nothing(patch)
+        yield
+
+
+def judge_few(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter judges a model's kernels for longer than it computes all else."""
     from motet_runner.execute.gate import gate
 
-    test = request.function.__name__
-    if not test.startswith("test_logits"):
-        monkeypatch.setattr(gate, "CROWD", gate.PARTS)
-    if not test.startswith(("test_logits", "test_kernels_that_compute_something_else")):
-        monkeypatch.setattr("motet_runner.engine.fault_of", lambda *_: "")
-        for judgement in ("prepare", "fault_of", "fault_of_forward"):
-            monkeypatch.setattr(gate.Gate, judgement, no_fault)
+    patch.setattr(gate, "CROWD", gate.PARTS)
+
+
+def judge_nothing(patch: pytest.MonkeyPatch) -> None:
+    from motet_runner.execute.gate import gate
+
+    judge_few(patch)
+    patch.setattr("motet_runner.engine.fault_of", lambda *_: "")
+    for judgement in ("prepare", "fault_of", "fault_of_forward"):
+        patch.setattr(gate.Gate, judgement, no_fault)
 
 
 def no_fault(*_: object) -> Generator[None, None, str]:

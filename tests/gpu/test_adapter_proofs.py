@@ -48,7 +48,7 @@ def dora(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids="-".join,
 )
-def engine(base: Path, request: pytest.FixtureRequest) -> Engine:
+def engine(base: Path, unjudged: None, request: pytest.FixtureRequest) -> Engine:
     dtype, adapter_dtype = request.param
     return proving_engine(base, kernels="triton", dtype=dtype, adapter_dtype=adapter_dtype)
 
