@@ -15,6 +15,7 @@ from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
 from tests.scheduler.test_random_events import Driver, RandomEvents
+from tests.support.quick_copy import quick_copy
 
 MOMENT = 1e-6
 
@@ -46,7 +47,7 @@ class DueDriver(Driver):
             return  # what waits is looked at when its turn comes
         left = scheduler.positions.left  # a generator, which has no copy; its end is not looked at
         # Nothing is noted in a tick that does nothing, and to copy what was noted took a third of the time.
-        copy = deepcopy(scheduler, {id(left): iter(()), id(scheduler.timelines): scheduler.timelines})
+        copy = quick_copy(scheduler, {id(left): iter(()), id(scheduler.timelines): scheduler.timelines})
         copy.look_at = now
         assert copy.handle(events.Tick(), now) == [], f"{due - now:.3g} s before its time, a tick does something"
 
@@ -74,6 +75,19 @@ TestDueTimes.settings = settings(ANY, max_examples=10)
 @pytest.mark.soak
 class TestManyDueTimes(DueTimes.TestCase):
     settings = settings(ANY, max_examples=500)
+
+
+def test_a_copy_decides_as_a_deep_copy_does_and_the_scheduler_does_not_notice():
+    driver = ready()
+    driver.send(events.CatalogReplaced((pool(),), ()))
+    driver.enqueue("waits", deadline=5.25)
+    left = driver.scheduler.positions.left
+    due, at = driver.scheduler.next_due(), driver.clock() + 60.0
+    copies = [make(driver.scheduler, {id(left): iter(())}) for make in (quick_copy, deepcopy)]
+    quick, deep = ([copy.handle(events.Tick(), at), copy.next_due()] for copy in copies)
+    assert quick == deep
+    assert quick[0] != []
+    assert driver.scheduler.next_due() == due
 
 
 def test_a_scheduler_that_knows_nothing_has_nothing_to_do_after_its_start():

@@ -1,6 +1,5 @@
 """A supervisor whose ticks come when `next_due` says so misses nothing: no runner is reported or forgotten before."""
 
-from copy import deepcopy
 from math import inf
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis.stateful import rule
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 from tests.supervisor.test_random_events import RandomEvents
+from tests.support.quick_copy import quick_copy
 
 MOMENT = 1e-6
 
@@ -35,7 +35,7 @@ def pass_time(driver, seconds, carry_out=lambda _: None):
 def try_ticks_before(driver, due):
     """Before its time a tick neither reports nor forgets a runner."""
     for now in filter(lambda at: driver.clock() < at < due, ((driver.clock() + due) / 2, due - MOMENT)):
-        copy = deepcopy(driver.supervisor)
+        copy = quick_copy(driver.supervisor)
         lost = [one for one in copy.handle(events.Tick(), now) if isinstance(one, effects.ReportRunnerLost)]
         assert not lost
         assert copy.runners.keys() == driver.supervisor.runners.keys()
