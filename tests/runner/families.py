@@ -10,7 +10,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from tests.runner.random_models import VOCABULARY, RandomAdapter
 
@@ -160,16 +167,93 @@ MORE = (
     Family("StarCoder 2, sliding window", transformers.Starcoder2Config(**GROUPED, sliding_window=WINDOW)),
 )  # fmt: skip
 """Those that only `make soak` and `make compat` prove"""
+
+
+def _wrapped(
+    kind: type[PreTrainedConfig], model_type: str, vision: dict[str, object], **others: object
+) -> PreTrainedConfig:
+    text = GROUPED | TEXTS.get(model_type, {}) | {"model_type": model_type}
+    return kind(text_config=text, vision_config=SEES | vision, tie_word_embeddings=False, **others)
+
+
+SEES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14}  # fmt: skip
+THREE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+TEXTS: dict[str, dict[str, object]] = {
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2_5_vl_text": {"rope_parameters": THREE},
+    "qwen2_vl_text": {"rope_parameters": THREE},
+    "qwen3_vl_text": {
+        "head_dim": 16,
+        "rope_parameters": THREE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
+    },
+}
+"""What a text model's config has beside `GROUPED`"""
+CLIP, SIGLIP = {"model_type": "clip_vision_model"}, {"model_type": "siglip_vision_model"}
+IMAGE = {"image_token_index": 500}
+OF_QWEN = {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+TOKENS_OF_QWEN = {
+    "image_token_id": 500,
+    "video_token_id": 501,
+    "vision_start_token_id": 502,
+    "vision_end_token_id": 503,
+}
+TEXT_LINEARS = r".*(language_model|model)\.layers\..*_proj"
+WRAPPED = (
+    Family(
+        "Gemma 3",
+        transformers.Gemma3Config(
+            text_config=GROUPED | TEXTS["gemma3_text"], vision_config=SEES, mm_tokens_per_image=4, **IMAGE
+        ),
+        TEXT_LINEARS,
+    ),
+    Family("InternVL, around Qwen 2", _wrapped(
+        transformers.InternVLConfig, "qwen2", {"image_size": [28, 28], "patch_size": [14, 14]}, image_token_id=500
+    ), TEXT_LINEARS),
+    Family("LLaVA, around Llama", _wrapped(transformers.LlavaConfig, "llama", CLIP, **IMAGE), TEXT_LINEARS),
+    Family("LLaVA, around Mistral", _wrapped(transformers.LlavaConfig, "mistral", CLIP, **IMAGE), TEXT_LINEARS),
+    Family("LLaVA-NeXT, around Llama", _wrapped(
+        transformers.LlavaNextConfig, "llama", CLIP, **IMAGE), TEXT_LINEARS),
+    Family("LLaVA-NeXT, around Mistral", _wrapped(
+        transformers.LlavaNextConfig, "mistral", CLIP, **IMAGE), TEXT_LINEARS),
+    Family("LLaVA-OneVision, around Qwen 2", _wrapped(
+        transformers.LlavaOnevisionConfig, "qwen2", SIGLIP, **IMAGE), TEXT_LINEARS),
+    Family("Mistral 3, around Mistral", _wrapped(
+        transformers.Mistral3Config, "mistral", {"model_type": "pixtral", "head_dim": 16}, **IMAGE), TEXT_LINEARS),
+    Family("Qwen 2.5 VL", _wrapped(
+        transformers.Qwen2_5_VLConfig, "qwen2_5_vl_text", OF_QWEN, **TOKENS_OF_QWEN), TEXT_LINEARS),
+    Family("Qwen 2 VL", _wrapped(
+        transformers.Qwen2VLConfig, "qwen2_vl_text", OF_QWEN | {"embed_dim": 32}, **TOKENS_OF_QWEN), TEXT_LINEARS),
+    Family("Qwen 3 VL", _wrapped(
+        transformers.Qwen3VLConfig, "qwen3_vl_text", OF_QWEN | {"deepstack_visual_indexes": [0]}, **TOKENS_OF_QWEN
+    ), TEXT_LINEARS),
+)  # fmt: skip
+"""Models of text and images, whose text is served"""
 BY_NAME = {family.name: family for family in FAMILIES}
 
 ADAPTERS = (RandomAdapter(4, 8), RandomAdapter(12, 24, rslora=True), RandomAdapter(3, 7))
 """Of mixed ranks"""
 
 
+def _auto(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+
+
+def pretrained(folder: Path, **options: object) -> PreTrainedModel:
+    """As transformers loads it in float32"""
+    return _auto(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, **options)
+
+
 def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path:
     """A base of random weights. Biases and norms are random too, so that one that is left out is noticed."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _auto(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -191,7 +275,7 @@ def save_adapters(base: Path, family: Family, folder: Path, specs: Sequence[Rand
             torch.manual_seed(number)
             targets = family.targets if isinstance(family.targets, str) else list(family.targets)
             adapted = get_peft_model(
-                AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+                pretrained(base),
                 LoraConfig(
                     r=spec.rank,
                     lora_alpha=spec.alpha,

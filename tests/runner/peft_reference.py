@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from motet.domain import BASE, Digest, RequestId
+from tests.runner.families import pretrained
 
 NEAR_TIE = 1e-4
 NEAR_TIES_AT_MOST = 0.005
@@ -39,7 +39,7 @@ def reference_logits(world: World, served: Sequence[Served]) -> dict[RequestId, 
 
     logits = {}
     for adapter in {one.adapter for one in served}:
-        model = AutoModelForCausalLM.from_pretrained(world.base, dtype=torch.float32)
+        model = pretrained(world.base)
         if adapter != BASE:
             model = PeftModel.from_pretrained(model, str(world.adapters[adapter]))
         model.eval()

@@ -1,7 +1,7 @@
 """A corpus of adapters as PEFT saves them, on three families: each equals PEFT in fp32, or is refused by a tensor.
 
-The families are a decoder with biases, a mixture of experts, and a model of text and images. Motet serves no images:
-the adapters of that one are served by its decoder of text, under another name.
+The families are a decoder with biases, a mixture of experts, and a model of text and images, of which the text model is
+served, under another name.
 """
 
 import warnings
@@ -116,20 +116,13 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind, folder = KINDS[request.param], tmp_path_factory.mktemp(request.param)
     trained_on = save_model(kind.config, folder / "base")
     model = AutoModelForCausalLM.from_pretrained(trained_on, dtype=torch.float32)
-    served = trained_on
-    if request.param == "images":
-        text = transformers.Gemma3ForCausalLM(kind.config.get_text_config())
-        text.model.load_state_dict(model.model.language_model.state_dict())
-        text.lm_head.load_state_dict(model.lm_head.state_dict())
-        served = folder / "text"
-        text.save_pretrained(served)
     logits: dict[str, list[torch.Tensor]] = {}
 
     def keep(requests: list[str], rows: torch.Tensor) -> None:
         for one, row in zip(requests, rows, strict=True):
             logits.setdefault(one, []).append(row.clone())
 
-    config = EngineConfig(model=served, kernels="torch", device="cpu", kv_cache_mib=4, prove_adapters=True)
+    config = EngineConfig(model=trained_on, kernels="torch", device="cpu", kv_cache_mib=4, prove_adapters=True)
     return Base(kind, model, trained_on, Engine(config, on_logits=keep), logits)
 
 

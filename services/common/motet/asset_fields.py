@@ -26,9 +26,14 @@ class AssetFields:
             self.sampling = {name: OPTIONS[name].check(name, one) for name, one in said.items() if one is not None}
         except InvalidRequest as error:
             raise _wrong("generation_config.json:", error.message.removesuffix(".")) from None
-        self.context_length = next((length for name in _LENGTHS if (length := _length(config, name))), 0)
-        ends, usual = _ids(self.generation, "generation_config.json"), _ids(config, "config.json")
-        self.eos_ids = ends if ends is not None else usual or frozenset()
+        # A model of text and images says it of the text model inside.
+        of_text = config.get("text_config")
+        configs = (config, of_text) if isinstance(of_text, dict) else (config,)
+        self.context_length = next(
+            (length for one in configs for name in _LENGTHS if (length := _length(one, name))), 0
+        )
+        said_ends = [_ids(self.generation, "generation_config.json"), *(_ids(one, "config.json") for one in configs)]
+        self.eos_ids = next((ids for ids in said_ends if ids is not None), frozenset())
         self.chat_template = _template(folder, self.tokenizer)
 
 

@@ -75,7 +75,10 @@ def answers_of_peft(order: Recording) -> RecordedAnswers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
         own = own_template(order.folder, order.model)
         questions = _questions(tokenizer, own.text if own is not None else tokenizer.chat_template, prompts)
-        base = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=getattr(torch, order.dtype))
+        config = transformers.AutoConfig.from_pretrained(order.model)
+        of_text = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        kinds = transformers.AutoModelForCausalLM if of_text else transformers.AutoModelForImageTextToText
+        base = kinds.from_pretrained(order.model, dtype=getattr(torch, order.dtype))
         if getattr(base.config, "quantization_config", None) is None:
             base = base.to(device_named("auto"))
         with warnings.catch_warnings():

@@ -6,6 +6,7 @@ What this machine cannot do is named, and refuses no adapter: a runner elsewhere
 
 import gc
 import importlib.util
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from motet_runner.answer_recording import USUAL_PROMPTS, Recording, answers_of_p
 from motet_runner.execute.load.checkpoint_headers import Checkpoint
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
+from motet_runner.execute.load.load_model import read_config
+from motet_runner.execute.load.text_model import checkpoint_of
 from motet_runner.interface import AdapterFailed, EngineConfig, ProofEnded
 from motet_runner.memory.host_limit import available_host_bytes
 from motet_runner.memory.out_of_memory import is_out_of_memory
@@ -52,7 +55,7 @@ def prove(config: EngineConfig, layout: AdapterLayout, *, recorded: bool) -> Off
     except _NotHere as error:
         found.not_with_peft = str(error)
     try:
-        _check_room(config.model, config.dtype, config.device)
+        _check_room(lambda: checkpoint_of(config.model, read_config(config.model)), config.dtype, config.device)
         engine = _engine(config)
         found.proof = _proved(engine, layout, recorded=recorded)
         if not found.proof.linears:
@@ -82,7 +85,7 @@ def _of_peft(config: EngineConfig, folder: Path) -> RecordedAnswers:
     """In 32 bits, so that its own rounding counts for nothing"""
     if importlib.util.find_spec("peft") is None:
         raise _NotHere("PEFT is not installed (pip install peft)")
-    _check_room(config.model, "float32", config.device)
+    _check_room(lambda: Checkpoint(config.model), "float32", config.device)
     try:
         found = answers_of_peft(Recording(folder, config.model, USUAL_PROMPTS[:PEFT_PROMPTS], tokens=PEFT_TOKENS))
     except SetupError as error:
@@ -91,12 +94,12 @@ def _of_peft(config: EngineConfig, folder: Path) -> RecordedAnswers:
     return found
 
 
-def _check_room(model: Path, dtype: str, device: str) -> None:
+def _check_room(checkpoint: Callable[[], Checkpoint], dtype: str, device: str) -> None:
     """On a GPU, its own memory is looked at when the weights are loaded."""
     if device_named(device).type != "cpu":
         return
     try:
-        weights = Checkpoint(model).bytes_as(dtype_named(dtype, device_named(device), {}))
+        weights = checkpoint().bytes_as(dtype_named(dtype, device_named(device), {}))
     except SetupError as error:
         raise _NotHere(_first_line(error)) from error
     needed, left = int(weights * (1 + SPARE_SHARE)) + SPARE_BYTES, available_host_bytes()

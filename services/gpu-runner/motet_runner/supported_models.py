@@ -60,6 +60,14 @@ def ropes_of(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from (inner for inner in rope.values() if isinstance(inner, dict))
 
 
+def stored_dtype(raw: dict[str, Any]) -> str | None:
+    """The type of the weights that config.json says, for the model or for the text model inside it"""
+    for config in (raw, raw.get("text_config")):
+        if isinstance(config, dict) and (found := config.get("dtype") or config.get("torch_dtype")):
+            return str(found)
+    return None
+
+
 def eos_token_ids(folder: Path, of_config: Any) -> tuple[int, ...]:
     """Of generation_config.json, else those of config.json. A chat model often has its EOS tokens only in the first."""
     path = folder / "generation_config.json"

@@ -20,7 +20,9 @@ from motet_runner.execute.adapters.lora_linears import biased_modules, features,
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
 from motet_runner.execute.load.load_model import load, read_config, without_weights
+from motet_runner.execute.load.text_model import text_config
 from motet_runner.interface import EngineConfig
+from motet_runner.supported_models import stored_dtype
 
 TOKENS = 21
 """Of the run without numbers"""
@@ -37,13 +39,12 @@ def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
     shapes = {path: shape for path, module in linears.items() if (shape := features(module)) is not None}
     no_scales = WITH_VLLM if with_vllm else ""
     limits = EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
-    return limits.with_base(config.model, asset_digest(config.model), _vocabulary(raw))
+    return limits.with_base(config.model, asset_digest(config.model), _vocabulary(config.model))
 
 
-def _vocabulary(raw: dict[str, Any]) -> int:
+def _vocabulary(folder: Path) -> int:
     """0: the config does not say it."""
-    of_text = raw.get("text_config")
-    found = raw.get("vocab_size") or (of_text.get("vocab_size") if isinstance(of_text, dict) else 0)
+    found = getattr(text_config(folder), "vocab_size", 0)
     return found if isinstance(found, int) else 0
 
 
@@ -51,8 +52,7 @@ def _dtype(config: EngineConfig, raw: dict[str, Any]) -> str:
     """Where an engine would measure which type is faster, the one with the smaller largest number."""
     device = device_named(config.device)
     if (config.dtype, device.type) == ("auto", "cpu"):
-        stored = raw.get("dtype") or raw.get("torch_dtype")
-        return "bfloat16" if stored == "bfloat16" else "float32"
+        return "bfloat16" if stored_dtype(raw) == "bfloat16" else "float32"
     return str(dtype_named(config.dtype, device, raw)).removeprefix("torch.")
 
 

@@ -6,7 +6,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class TensorEntry:
     """One tensor in the header of a file."""
 
     name: str
+    """In the file"""
     file: Path
     dtype: str
     shape: tuple[int, ...]
@@ -44,8 +45,11 @@ class TensorEntry:
 class Checkpoint:
     """The headers of all files. Raises ModelFolderError if a file is missing or damaged, or of another model."""
 
-    def __init__(self, folder: Path, dtype: str | None = None) -> None:
-        """`dtype`: the type of the weights in config.json, by torch's name."""
+    def __init__(
+        self, folder: Path, dtype: str | None = None, *, name_in_model: Callable[[str], str | None] | None = None
+    ) -> None:
+        """`dtype`: the type of the weights in config.json, by torch's name. `name_in_model`: what the model calls a
+        tensor; None: the model has no such tensor, which is not read then."""
         self.folder = folder
         index = _read_index(folder)
         names = sorted(set(index.values())) if index is not None else [ONE_FILE]
@@ -62,6 +66,8 @@ class Checkpoint:
                     )
         if index is not None:
             self._check_index(index)
+        if name_in_model is not None:
+            self.tensors = self._renamed(name_in_model)
         self._check_dtypes(dtype)
 
     @property
@@ -82,6 +88,17 @@ class Checkpoint:
             entry = self.tensors.get(name)
             if entry is not None and entry.shape != tuple(wanted.shape):
                 raise other_shape(self.folder, entry.file.name, name, entry.shape, tuple(wanted.shape))
+
+    def _renamed(self, name_in_model: Callable[[str], str | None]) -> dict[str, TensorEntry]:
+        found: dict[str, TensorEntry] = {}
+        for entry in self.tensors.values():
+            name = name_in_model(entry.name)
+            if name is not None and found.setdefault(name, entry) is not entry:
+                raise ModelFolderError(
+                    f"{self.folder}: {found[name].name} and {entry.name} are the same weight of the model. Save the "
+                    "model there again with save_pretrained()."
+                )
+        return found
 
     def _check_index(self, index: dict[str, str]) -> None:
         for name, file in index.items():

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 
 from motet.errors import SetupError
+from motet_runner.supported_models import stored_dtype
 
 
 def dtype_named(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtype:
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted == "auto":
-        wanted = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
+        wanted = stored_dtype(raw) or "bfloat16"
         if wanted == "bfloat16" and _lacks_bfloat16(device):
             wanted = "float16"
         if wanted not in known:

@@ -20,6 +20,7 @@ from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
 from motet_runner.execute.load.length_rope import compute_per_sequence, length_rope
 from motet_runner.execute.load.model_check import ModelCheck
+from motet_runner.execute.load.text_model import checkpoint_of, text_config
 from motet_runner.interface import LoadProgress
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.out_of_memory import is_out_of_memory
@@ -52,7 +53,7 @@ def load(
     torch_device = device_named(device)
     # On a CPU, `auto` depends on the files, which are read later.
     named = None if (dtype, torch_device.type) == ("auto", "cpu") else dtype_named(dtype, torch_device, raw)
-    checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
+    checkpoint = checkpoint_of(folder, raw)
     torch_dtype = named or choose_dtype(checkpoint)
     if torch_device.type == "cuda":
         needed = checkpoint.bytes_as(torch_dtype)
@@ -86,8 +87,8 @@ def read_config(folder: Path, *, with_vllm: bool = False) -> dict[str, Any]:
 
 
 def without_weights(folder: Path) -> Any:
-    """The model's modules, on the device `meta`. Raises what transformers raises."""
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """The model's modules, on the device `meta`: those for text. Raises what transformers raises."""
+    config = text_config(folder)
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     _refuse_states(empty)
