@@ -37,7 +37,10 @@ ten are one tenant's, which asks first. The mean time of the slowest of the othe
 `dora`: `dora_vs_lora_*` as in `benchmarks.engine`, and `dora_vs_peft_*`: PEFT's seconds, which computes such adapters
 one after the other, over ours.
 
-    python -m benchmarks.adapters [--only registered|loads|hits|traffic|churn|stack|dora] [--registered 10000]
+`proof_missed`: defects are planted, one at a time, in what reads an adapter's config, lays its slab out and loads it.
+How many of them neither the check nor the proof refuses.
+
+    python -m benchmarks.adapters [--only registered|loads|hits|traffic|churn|stack|dora|proof] [--registered 10000]
         [--requests 64] [--adapters 2000] [--pairs 5] [--scratch FOLDER] [--json]
 """
 
@@ -66,6 +69,7 @@ from benchmarks.adapter_churn import measure_churn
 from benchmarks.adapter_dora import measure_dora
 from benchmarks.adapter_hits import measure_hits
 from benchmarks.adapter_loads import measure_loads
+from benchmarks.adapter_proofs import measure_proofs
 from benchmarks.adapter_stack import measure_stack
 from benchmarks.adapter_traffic import measure_traffic
 from benchmarks.engine_cases.bench import at_least
@@ -95,7 +99,7 @@ from motet_runner.scheduler_link import SchedulerLink
 from motet_runner.settings import KERNEL_CACHE, Settings
 from motet_runner.sources.source_access import Sources
 
-PARTS = ("registered", "loads", "hits", "traffic", "churn", "stack", "dora")
+PARTS = ("registered", "loads", "hits", "traffic", "churn", "stack", "dora", "proof")
 MAX_KIB, MAX_FILES, MAX_KB_A_SECOND, LEAST = 4, 200, 5, 0.98
 MAX_OPEN_FILES = 1024
 """The usual limit of a process"""
@@ -277,6 +281,8 @@ async def measure(given: argparse.Namespace) -> list[Result]:
                 results += await measure_part(shape, random_llama(shape, given.scratch), Path(name), given)
     if "hits" in given.only:
         results += measure_hits()
+    if "proof" in given.only:
+        results += measure_proofs(given.scratch)
     return results
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.adapter_proofs import measure_proofs
 from benchmarks.adapter_stack import TENANTS, HostileAdapters, owner_of
 from benchmarks.adapter_traffic import Traffic
 from benchmarks.adapters import Service
@@ -18,6 +19,9 @@ from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig
 from motet_simulator.fake_engine import FakeEngine
+from testbed import proof_missed
+from testbed.proof_missed import ADAPTERS, READING
+from testbed.reading_mutants import Misread
 
 
 async def test_the_adapters_are_different_ones_and_none_of_them_is_in_a_later_report(tmp_path: Path) -> None:
@@ -106,3 +110,15 @@ def test_of_the_second_half_one_tenant_has_most_and_each_other_one_some() -> Non
     assert pile.pop(0) == 900
     assert len(pile) == TENANTS - 1
     assert set(pile.values()) == {11, 12}
+
+
+def test_the_proofs_of_the_benchmark_count_a_mutant_that_nothing_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: what comes in place of a refusal is not looked at."""
+    swapped, harmless = "tensors of q and o swapped", Misread(lambda _: None, "plain")
+    monkeypatch.setattr(proof_missed, "MUTANTS", {swapped: READING[swapped], "none at all": harmless})
+    monkeypatch.setattr(proof_missed, "REFUSED_BY", {swapped: "ReadingsDiffer", "none at all": "ReadingsDiffer"})
+    monkeypatch.setattr(proof_missed, "ADAPTERS", {name: ADAPTERS[name] for name in ("plain", "wide", "rich")})
+    (result,) = measure_proofs(tmp_path)
+    assert (result.name, result.value, result.holds) == ("proof_missed", 1, False)

@@ -21,9 +21,9 @@ from motet_runner.adapters.certification import certify
 from motet_runner.execute.load.base_outline import limits_of
 from motet_runner.interface import EngineConfig
 from testbed.local_stack import BUNDLED
+from testbed.proof_mutants import PLAIN as PROOF_MUTANTS
 from tests.cli.standing_stack import standing_stack
 from tests.cli.test_commands import motet
-from tests.runner.proof_mutants import PLAIN as PROOF_MUTANTS
 
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
 

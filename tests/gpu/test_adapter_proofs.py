@@ -11,9 +11,9 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine import Engine
 from motet_runner.interface import ProofEnded
+from testbed.proof_mutants import PLAIN, SCALED
 from tests.gpu.devices import IN_A_SOAK, LAYERS
 from tests.runner.engines import make_engine, run
-from tests.runner.proof_mutants import PLAIN, SCALED
 from tests.runner.random_models import RandomAdapter, configs, save_adapter, save_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

@@ -33,8 +33,8 @@ from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEn
 from motet_runner.machine import hardware_name, machine_identity
 from motet_runner.settings import Settings
 from testbed.compiled_kernels import needs_a_compiler
+from testbed.proof_mutants import OF_SOME, PLAIN, SCALED, Plant, writes
 from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
-from tests.runner.proof_mutants import OF_SOME, PLAIN, SCALED, Plant, writes
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 from tests.runner.random_models import llama as llama_config
 

@@ -17,7 +17,8 @@ from motet_runner.adapters.layout import AdapterLayout, LoraLinear, StoredTensor
 from motet_runner.adapters.module_patterns import Matcher
 from motet_runner.adapters.module_selection import ModuleSelection
 from motet_runner.adapters.peft_config import LoraConfig
-from tests.runner.proof_mutants import Plant
+from motet_runner.adapters.safetensors_header import read_header
+from testbed.proof_mutants import Plant
 
 Config = Mapping[str, Any]
 
@@ -98,7 +99,7 @@ def stored(change: Callable[[str, StoredTensor], StoredTensor]) -> Plant:
     """What the header says of each tensor"""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        read = compatibility_check.read_header
+        read = read_header
         monkeypatch.setattr(
             compatibility_check, "read_header", lambda path: {n: change(n, one) for n, one in read(path).items()}
         )
@@ -125,7 +126,7 @@ def _first_of_any_part(self: Matcher, pattern: Mapping[str, float], module: str,
 
 
 def _last(self: Matcher, pattern: Mapping[str, float], module: str, default: float) -> float:
-    return FIRST(self, dict(reversed(pattern.items())), module, default)
+    return FIRST(self, dict(reversed(list(pattern.items()))), module, default)
 
 
 FIRST = Matcher.first
