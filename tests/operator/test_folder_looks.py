@@ -350,3 +350,28 @@ async def test_others_are_not_looked_at_more_often_for_a_change_whose_folder_is_
         await asyncio.sleep(0.5)
         assert volume.looks.count(other) == count
         looking.cancel()
+
+
+async def test_looks_that_take_long_leave_most_of_a_core(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, spent = volume.folder("of thousands"), [0.0]
+
+    def stamp(folder: Path) -> str:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.02:
+            pass
+        spent[0] += 0.02
+        return volume.stamp_of(folder)
+
+    monkeypatch.setattr(folder_looks, "stamp_of", stamp)
+    with closing(ManyFolders("test", lambda: None, poll_seconds=0.001)) as looks:
+        looks.want([folder])
+        began = monotonic()
+        looking = asyncio.create_task(looks.run())
+        await until(lambda: len(volume.looks) == 3)
+        assert spent[0] < 0.1 * (monotonic() - began)
+        monkeypatch.setattr(folder_looks, "PAUSE", 1e9)
+        monkeypatch.setattr(folder_looks, "MAX_PAUSE_SECONDS", 60.0)
+        for count in (4, 5):  # who asks for a look waits for no pause
+            looks.want([folder])
+            await until(lambda count=count: len(volume.looks) == count)
+        looking.cancel()

@@ -1,6 +1,7 @@
 """Looks at folders that may be on a volume that hangs. Such a look never returns."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -31,6 +32,9 @@ MAX_SLOW = 16
 MAX_THREADS = 64
 """Each look that takes longer keeps a thread. The same with this number of them, and those at folders that nobody names
 any more count, too."""
+
+PAUSE, MAX_PAUSE_SECONDS = 19, 5.0
+"""Looks at the folders of thousands of adapters take a twentieth of a core, as far as this pause allows."""
 
 SLOW_OF_ONE_VOLUME = 2
 """With this number of looks at a file system that take longer, no other folder of it is looked at."""
@@ -114,6 +118,8 @@ class ManyFolders:
         self._changed = changed
         self._debouncer = Debouncer(quiet_seconds)
         self._poll_seconds = poll_seconds
+        self._cpu_seconds = 0.0
+        """Of the looks since the last pause, as far as they have ended"""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -133,10 +139,13 @@ class ManyFolders:
     async def run(self) -> None:
         while True:
             self._asked_now.clear()
+            self._cpu_seconds = 0.0
             await self.look()
+            pause = min(PAUSE * self._cpu_seconds, MAX_PAUSE_SECONDS)
             with suppress(TimeoutError):
                 # A change that rests in a folder with a slow look is not seen earlier if others are looked at often.
-                async with asyncio.timeout(self._debouncer.next_look(self._poll_seconds, without=self._slow)):
+                next_look = self._debouncer.next_look(self._poll_seconds, without=self._slow)
+                async with asyncio.timeout(max(next_look, pause)):
                     await self._asked_now.wait()
 
     async def look(self) -> None:
@@ -165,6 +174,7 @@ class ManyFolders:
             raise
         if answer.done():
             answer.result()
+            self._cpu_seconds += one.cpu_seconds
         else:
             self._leave_alone(one, answer)
         self._publish(one, also=self._is_silent(one.at))
@@ -241,14 +251,18 @@ class _Round:
         """The look at this folder"""
         self.left_over: deque[Path] = deque()
         """The folders that it has not begun with when it was left"""
+        self.cpu_seconds = 0.0
+        """Of its thread; known at the end"""
         self._left = folders
         self._found: dict[Path, Seen] = {}
         self._lock = Lock()
 
     def run(self) -> None:
+        began = time.thread_time()
         while True:
             with self._lock:
                 if not self._left:
+                    self.cpu_seconds = time.thread_time() - began
                     return
                 self.at, self.began = self._left.popleft(), monotonic()
             seen = _look(self.at)

@@ -69,8 +69,8 @@ MAX_PROBLEMS_SHOWN = 20
 FIRST_LOOKS = 3
 """A first start waits as long as this number of adapters' folders that do not answer take."""
 
-SHORT_ROUND_SECONDS, PAUSE, MAX_PAUSE_SECONDS = 0.02, 9, 1.0
-"""A round of thousands of adapters takes long, and each of them reports on its own: rounds take a tenth of a core.
+SHORT_ROUND_SECONDS, PAUSE, MAX_PAUSE_SECONDS = 0.02, 19, 2.0
+"""A round of thousands of adapters takes long, and each of them reports on its own: rounds take a twentieth of a core.
 After a short one the next may follow at once."""
 
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
