@@ -30,6 +30,7 @@ from benchmarks.many_adapters import CONFIG, WEIGHTS, ManyAdapters
 from benchmarks.random_llama import LlamaShape
 from benchmarks.served_stack import StreamingClient, serving, write_adapter
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.compatibility_check import MAX_OTHER_BYTES
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig
 from testbed.local_stack import LocalStack
@@ -39,9 +40,9 @@ NEIGHBOURS, TENANTS = 8, 10
 SPARE_FILES = 256
 READY_SECONDS = 3600
 LOADS, DEVICE = "motet_adapter_loads_total", "device"
-HEADER_BYTES = 15 << 20
-NAME_CHARS = 200
-"""With shorter names, the header would have more values than are read."""
+HEADER_BYTES = MAX_OTHER_BYTES
+"""A header that is much longer is refused at once, without parsing."""
+NAME_CHARS = 20
 ENDLESS = "(.*)" * 14 + r"\1\2\3\4\5[!?]"
 
 

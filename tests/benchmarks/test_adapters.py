@@ -96,7 +96,7 @@ def test_hostile_adapters_are_refused_for_what_they_are_and_each_is_another_one(
 
 
 def test_the_long_header_is_one_that_is_parsed_to_its_end(tmp_path: Path, model: Path) -> None:
-    """Mutation: names of 150 characters, with which the header has more values than are parsed."""
+    """Mutation: a header of 15 MiB, which is refused without parsing."""
     engine = Engine(EngineConfig(model=model, device="cpu", kernels="torch", kv_cache_mib=8))
     honest = random_adapter(SMALL, tmp_path / "honest", rank=4, seed=0)
     with pytest.raises(AdapterIncompatible, match=r"(\d+) of \1 tensors belong to no linear"):

@@ -29,7 +29,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (14, "e63918823de1fe60")
+RULES_OF_VERSION = (15, "8af7e6a6d0371a48")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -44,6 +44,7 @@ def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
         peft_config.BIASES,
         (tensor_names.PREFIXES, sorted(tensor_names.WRAPPERS), tensor_names.OUTER, tensor_names.TEXT_MODELS),
         compatibility_check.FLOATS,
+        (compatibility_check.MAX_LINEAR_BYTES, compatibility_check.MAX_OTHER_BYTES),
         tensor_names.TENSOR_NAME.pattern,
         MAX_LORA_RANK,
         (recorded_answers.ALLOWED, recorded_answers.ALLOWED_IN_16_BITS, recorded_answers.LEAST_LOGPROB),

@@ -17,7 +17,7 @@ import pytest
 
 from motet.clock import FakeClock
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.compatibility_check import check
+from motet_runner.adapters.compatibility_check import MAX_LINEAR_BYTES, MAX_OTHER_BYTES, check, map_tensors
 from motet_runner.adapters.module_patterns import MATCHING_SECONDS, Matcher
 from motet_runner.adapters.peft_config import parse_config
 from motet_runner.adapters.safetensors_header import MAX_HEADER_BYTES, check_whole, read_header
@@ -152,7 +152,7 @@ def test_a_doubled_key_is_found_without_comparing_every_key_with_every_other(fol
     write_adapter(folder.parent / "whole")
     shutil.copy(folder.parent / "whole/adapter_config.json", folder)
     with pytest.raises(AdapterIncompatible, match="'r' twice"):
-        look(folder)
+        read_header(folder / "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize("piece", [b"[]", b"{}", b"0", b'{"a":0}', b'""'])
@@ -213,13 +213,41 @@ def test_the_longest_header_is_parsed_once_with_few_calls_for_each_tensor(folder
     try:
         check_whole(weights)
         of_fetch = calls[0]
+        calls[0] = 0
         with pytest.raises(AdapterIncompatible, match=f"{count} of {count} tensors belong to no linear"):
-            check(folder, SHAPES, max_rank=64)
+            map_tensors(read_header(weights), SHAPES)
     finally:
         sys.setprofile(None)
     assert of_fetch < 100
     assert [one for one in parsed if one > 1 << 20] == [weights.stat().st_size - 8]
     assert calls[0] <= 14 * count
+
+
+@pytest.mark.parametrize(
+    ("module", "named", "fix"),
+    [
+        ("x", "x.lora_A.weight belongs to none", "another model"),
+        ("model.layers.0.mlp.experts.0.up_proj", "experts", ""),
+    ],
+)
+def test_a_header_that_no_adapter_of_the_base_model_has_is_not_parsed(folder, module, named, fix, monkeypatch):
+    header, body = header_of(folder)
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    name = f"base_model.model.{module}.lora_A.weight"
+    others = {f"{number:0200}": entry for number in range(5000)}
+    write(folder, json.dumps({"__metadata__": {"format": "pt"}} | {name: entry} | header | others).encode(), body)
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda raw, **how: loads(raw, **how) if len(raw) < 1 << 16 else 1 / 0)
+    refused(folder, named, fix)
+
+
+def test_a_header_may_have_some_other_data(folder):
+    header, body = header_of(folder)
+    for chars, fits in ((MAX_OTHER_BYTES - 1000, True), (MAX_OTHER_BYTES + MAX_LINEAR_BYTES, False)):
+        write(folder, json.dumps({"__metadata__": {"tags": "x" * chars}} | header).encode(), body)
+        if fits:
+            look(folder)
+    refused(folder, "too long", "without other data")
 
 
 @pytest.mark.parametrize("depth", [33, 200, 900])

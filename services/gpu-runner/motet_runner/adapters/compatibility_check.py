@@ -14,15 +14,20 @@ from motet_runner.adapters.base_name import other_base
 from motet_runner.adapters.equal_copies import without_copies
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NAME, LoraConfig, read_config
-from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.safetensors_header import METADATA, first_names, read_header
 from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
-CHECK_VERSION = 14
+CHECK_VERSION = 15
 """The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
 (`certification.Certification`) changes its form or its meaning.
 """
+
+MAX_LINEAR_BYTES = 2560
+"""In the header, of one linear: of five tensors, with names of 400 characters"""
+MAX_OTHER_BYTES = 1 << 20
+"""In the header: what trainers write beside the tensors, and copies of embeddings"""
 
 MAX_QUOTED_CHARS = 60
 """The most characters of a tenant's word that a warning quotes"""
@@ -79,6 +84,7 @@ def check(
     config = read_config(folder)
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
+    _check_length(weights, shapes)
     stored = read_header(weights)
     tensors = map_tensors(stored if base is None else without_copies(stored, weights, base), shapes)
     loras = _loras(tensors)
@@ -144,6 +150,23 @@ def weights_of(folder: Path) -> Path:
             f"{folder} has no {WEIGHTS_NAME}. Save the adapter there with PEFT's save_pretrained()."
         )
     return path
+
+
+def _check_length(weights: Path, shapes: Shapes) -> None:
+    """A header that is longer than any for this base model is not parsed: that takes long, beside requests."""
+    most = MAX_LINEAR_BYTES * len(shapes) + MAX_OTHER_BYTES
+    names = first_names(weights, most)
+    if names is None:
+        return
+    why = f"The header of {WEIGHTS_NAME} is too long: one for the {len(shapes)} linears of this base model has at most "
+    why += f"{most} bytes."
+    strange = next((name for name in names if name != METADATA and place_of(name, shapes) is None), None)
+    if strange is None:
+        raise AdapterIncompatible(f"{why} Save the adapter again, without other data in it.", reason="TooLarge")
+    raise AdapterIncompatible(
+        f"{why} {strange[:MAX_NAME_CHARS]} belongs to none of them. {why_it_has_no_place(strange, shapes)}",
+        reason="UnmappedTensors",
+    )
 
 
 def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, LoraTensor]:

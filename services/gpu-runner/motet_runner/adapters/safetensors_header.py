@@ -12,14 +12,19 @@ from motet_runner.adapters.strict_json import parse
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Twice the bytes of a header for 20,000 linears. The format itself allows 100 MB."""
 
+METADATA = "__metadata__"
+"""The only entry that is no tensor"""
 MAX_NAME_CHARS = 200
 """The most characters of a tensor's name that a message quotes"""
 MAX_TYPE_CHARS = 16
+BEGINNING_BYTES = 1 << 16
+"""Of a header: what is read of one that is too long"""
 MAX_DIMENSIONS = 8
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of one value of each common type."""
 
 
+_NAME = re.compile(r'"([^"\\\\]{1,400})"\s*:\s*\{')
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,19}\s*,\s*(\d{1,19})\s*\]')
 
 
@@ -30,13 +35,21 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(entries, dict):
         raise _broken(path, "it is not an object")
     begin = end = 8 + len(raw)
-    tensors = {name: _tensor(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"}
+    tensors = {name: _tensor(path, name, entry, begin) for name, entry in entries.items() if name != METADATA}
     for name, tensor in sorted(tensors.items(), key=lambda each: (each[1].start, each[1].bytes)):
         if tensor.start != end:  # unused bytes, or bytes that two tensors share
             raise _broken(path, f"{name[:MAX_NAME_CHARS]} does not begin where the tensor before it ends")
         end += tensor.bytes
     _check_end(path, size - begin, end - begin)
     return tensors
+
+
+def first_names(path: Path, most: int) -> list[str] | None:
+    """Of the first tensors, if the header has more than `most` bytes; None if it has not. Parses nothing."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = _length(path, file.read(8), size)
+        return None if length <= most else _NAME.findall(file.read(BEGINNING_BYTES).decode(errors="replace"))
 
 
 def check_whole(path: Path) -> None:
@@ -52,13 +65,18 @@ def _raw_header(path: Path) -> tuple[bytes, int]:
     """The header, and the bytes of the file"""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise AdapterIncompatible(
-                f"{path.name} is not a safetensors file, or it is cut short. Save the adapter again.",
-                reason="FormatRejected",
-            )
-        return file.read(length), size
+        return file.read(_length(path, file.read(8), size)), size
+
+
+def _length(path: Path, first: bytes, size: int) -> int:
+    """Of the header. `first`: the first 8 bytes of the file; `size`: its bytes"""
+    length = int.from_bytes(first, "little")
+    if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        raise AdapterIncompatible(
+            f"{path.name} is not a safetensors file, or it is cut short. Save the adapter again.",
+            reason="FormatRejected",
+        )
+    return length
 
 
 def _check_end(path: Path, size: int, listed: int) -> None:
