@@ -425,7 +425,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.weight = 0
         self.accounts: list[scheduler_pb2.AccountLevel] = []
         self.admits = False
+        self.claim: scheduler_pb2.Claim | None = None
+        """Of whom it refuses."""
+        self.used_up: list[int] = []
+        """Claims of whom it places."""
         self.levels: list[scheduler_pb2.AccountLevel] = []
+        self.claims: list[scheduler_pb2.Claim] = []
         self.retired: set[str] = set()
         """Digests of revisions that are no longer served."""
         self.places_at: FakeRunner | None = None
@@ -530,11 +535,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             base_digest=runner.base_digest,
             accounts=self.accounts,
             weight=self.weight,
+            claims=self.used_up,
         )
 
     def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:
         refused = scheduler_pb2.Refused(
-            term=self.term, request=request, epoch=epoch, failure=failure, accounts=self.accounts
+            term=self.term,
+            request=request,
+            epoch=epoch,
+            failure=failure,
+            accounts=self.accounts,
+            claim=self.claim,
         )
         return scheduler_pb2.ServeDown(refused=refused)
 
@@ -546,6 +557,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 session.send(scheduler_pb2.ServeDown(catalog=self.catalog()))
             case "levels":
                 self.levels += message.levels.accounts
+                self.claims += message.levels.claims
             case "enqueue":
                 self._enqueue(message.enqueue, session)
             case "cancel":

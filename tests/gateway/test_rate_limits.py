@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from motet.api.v1.scheduler_pb2 import AccountLevel
+from motet.api.v1.scheduler_pb2 import AccountLevel, AccountName, Claim, Placed, Refused
 from motet.clock import FakeClock
 from motet.errors import RateLimited
+from motet.quotas import CLAIM_SECONDS, MAX_CLAIMS_IN_MESSAGE
 from motet_gateway import account_levels, rate_limits
 from motet_gateway.account_levels import AccountLevels
 from tests.gateway.conftest import Served, eventually
@@ -86,6 +87,47 @@ async def test_a_new_scheduler_hears_what_is_left_of_the_accounts(served: Served
     await eventually(lambda: scheduler.levels)
     assert [one.name for one in scheduler.levels] == ["default", "default/chat"]
     assert all(0 < one.age_seconds < 60 for one in scheduler.levels)
+
+
+async def test_a_new_scheduler_hears_who_was_told_to_come_again_and_who_has_come_in(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    scheduler.refuses = RateLimited("Tenant default is over its limit.", retry_after=30.0).to_proto()
+    scheduler.claim = claim(7, seconds=30.0)
+    assert (await served.http.post("/v1/completions", json=BODY)).status_code == 429
+    scheduler.refuses, scheduler.used_up = None, [8]
+    assert (await served.http.post("/v1/completions", json=BODY)).status_code == 200
+    await scheduler.restart()
+    await eventually(lambda: len(scheduler.claims) == 2)
+    assert [(one.number, len(one.accounts)) for one in scheduler.claims] == [(7, 1), (8, 0)]
+    assert 0 < scheduler.claims[0].seconds < 30
+
+
+def claim(number: int, seconds: float = 5.0) -> Claim:
+    account = AccountName(holder="tenant", name="default")
+    return Claim(number=number, content=1, seconds=seconds, requests=1, accounts=[account])
+
+
+def test_claims_that_all_are_too_late_for_and_more_than_a_bound_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    levels = AccountLevels(clock)
+    levels.note_refused(Refused(claim=claim(1)))
+    levels.note_refused(Refused(claim=claim(2, seconds=8.0)))
+    levels.note_refused(Refused(claim=claim(2, seconds=8.0)))
+    clock.advance(5.0 + CLAIM_SECONDS + 0.1)
+    (message,) = levels.messages()
+    (left,) = message.levels.claims
+    assert (left.number, left.seconds) == (2, pytest.approx(0.9))
+    levels.note_placed(Placed(claims=[2]))  # its client has come in: other gateways may not know
+    (message,) = levels.messages()
+    assert [(one.number, len(one.accounts)) for one in message.levels.claims] == [(2, 0)]
+    monkeypatch.setattr(account_levels, "MAX_CLAIMS", 70)
+    for number in range(100):
+        levels.note_refused(Refused(claim=claim(number)))
+    told = [len(message.levels.claims) for message in levels.messages()]
+    assert told == [MAX_CLAIMS_IN_MESSAGE, 70 - MAX_CLAIMS_IN_MESSAGE]
+    clock.advance(70.0)
+    assert not list(levels.messages())
+    assert len(levels) == 0
 
 
 def test_accounts_that_are_full_again_and_more_than_a_bound_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,16 @@ def test_who_does_not_come_keeps_others_out_no_longer_than_it_may_be_late():
     assert bucket.wait(9 * SECOND, 1001.1 + CLAIM_SECONDS, OTHERS) == 0
 
 
+def test_who_comes_behind_times_that_two_schedulers_promised_is_told_when_all_of_them_are_served():
+    """One had not heard of those of the other."""
+    bucket = Bucket(600, 1000.0)
+    bucket.take(11 * SECOND, 1000.0)
+    told(bucket, SECOND, 1000.0, MINE)
+    for number in range(3):
+        bucket.restore_claim(Claim(1001.0, SECOND, OTHERS, 0.0, number))
+    assert bucket.wait(SECOND, 1000.0, 3) == pytest.approx(5.0)
+
+
 def test_claims_are_bounded():
     bucket = Bucket(6_000_000, 1000.0)
     bucket.take(bucket.depth + 1, 1000.0)

@@ -250,7 +250,7 @@ class Dispatcher:
     def _refused(self, refused: scheduler_pb2.Refused) -> None:
         live = self.choices.get(refused.request)
         if live is not None and not self._is_stale_term(refused.term):
-            self.levels.note(refused.accounts)
+            self.levels.note_refused(refused)
             error = from_proto(refused.failure)
             error.headers = rate_limits.headers(refused.accounts)
             self._carry_out(live, live.generation.refused(refused.epoch, error))
@@ -258,7 +258,7 @@ class Dispatcher:
     def _placed(self, placed: scheduler_pb2.Placed, *, moved: str = "", engine_hung: bool = False) -> None:
         if self._is_stale_term(placed.term):
             return
-        self.levels.note(placed.accounts)
+        self.levels.note_placed(placed)
         placement = RunnerPlacement(
             placed.epoch,
             placed.instance,

@@ -6,7 +6,7 @@ texts of requests are one object, as a hundred thousand may wait.
 
 from collections.abc import Iterable
 from itertools import islice
-from math import isfinite
+from math import inf, isfinite
 from sys import intern
 from typing import NamedTuple, cast
 
@@ -17,6 +17,7 @@ from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.errors import AdapterUnproved
 from motet.held_templates import MAX_HELD_TEMPLATES
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
+from motet.quotas import CLAIM_SECONDS, MAX_CLAIMS_IN_MESSAGE, MAX_DEBT_SECONDS
 from motet.runner_info import (
     BatchCap,
     Capacity,
@@ -32,7 +33,7 @@ from motet.runner_info import (
 from motet.shares import weight_said
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
+from motet_scheduler.policy.quotas.accounts import AccountId, AccountLevel, Holder, ToldClaim
 from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.values import (
     AGREEMENTS,
@@ -201,6 +202,37 @@ def _read_accounts(it: scheduler_pb2.AccountLevels) -> tuple[tuple[AccountLevel,
     return tuple(found)
 
 
+def _write_claim(it: ToldClaim) -> scheduler_pb2.Claim:
+    return scheduler_pb2.Claim(
+        number=it.number,
+        content=it.content,
+        seconds=it.seconds,
+        requests=it.requests,
+        tokens=it.tokens,
+        accounts=[scheduler_pb2.AccountName(holder=one.holder, name=one.name, group=one.group) for one in it.accounts],
+    )
+
+
+def _read_claims(it: scheduler_pb2.AccountLevels) -> tuple[ToldClaim, ...]:
+    """Without those that no scheduler has told, and those that everybody is too late for."""
+    return tuple(
+        ToldClaim(
+            one.number,
+            one.content,
+            one.seconds,
+            one.requests,
+            one.tokens,
+            tuple(AccountId(Holder(name.holder), name.name, name.group) for name in one.accounts),
+        )
+        for one in it.claims[:MAX_CLAIMS_IN_MESSAGE]
+        if -CLAIM_SECONDS <= one.seconds <= MAX_DEBT_SECONDS
+        and 0 <= one.requests < inf
+        and 0 <= one.tokens < inf
+        and len(one.accounts) <= len(Holder)
+        and all(name.holder in _HOLDERS for name in one.accounts)
+    )
+
+
 def _read_parent(it: str) -> RequestId | None:
     return RequestId(it) if it else None
 
@@ -280,7 +312,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
             epoch = check_epoch(lost.epoch, lost.request)
             return events.RequestLost(gateway, RequestId(lost.request), epoch, lost.why, lost.delivered_tokens)
         case "levels":
-            return events.LevelsTold(gateway, _read_accounts(up.levels))
+            return events.LevelsTold(gateway, _read_accounts(up.levels), _read_claims(up.levels))
         case "live":
             return events.GatewayTold(gateway, tuple(map(_read_live, up.live.requests)), up.live.more)
         case "held":
@@ -305,6 +337,7 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
     _set_promise(placed.promise, effect.promise)
     placed.base_digest, placed.weight = effect.base, effect.weight
     placed.accounts.extend(map(_write_account, effect.accounts))
+    placed.claims.extend(effect.claims)
     return down
 
 
@@ -316,6 +349,7 @@ def refuse(effect: effects.SendRefused, term: int) -> scheduler_pb2.ServeDown:
             term=term,
             epoch=effect.epoch,
             accounts=map(_write_account, effect.accounts),
+            claim=_write_claim(effect.claim) if effect.claim is not None else None,
         )
     )
 

@@ -6,7 +6,7 @@ from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet.shares import DEFAULT_WEIGHT
 from motet.value import value
-from motet_scheduler.policy.quotas.accounts import AccountLevel
+from motet_scheduler.policy.quotas.accounts import AccountLevel, ToldClaim
 from motet_scheduler.policy.values import (
     AdapterReadiness,
     AdapterRef,
@@ -41,6 +41,8 @@ class SendPlaced:
     """That it draws from."""
     weight: int = DEFAULT_WEIGHT
     """Of its tenant."""
+    claims: tuple[int, ...] = ()
+    """That it has used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class SendRefused:
     tenant: Tenant = NO_TENANT
     accounts: tuple[AccountLevel, ...] = ()
     """That it may not draw from."""
+    claim: ToldClaim | None = None
+    """If others leave it what it wants."""
 
 
 @value()

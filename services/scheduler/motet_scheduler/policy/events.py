@@ -15,7 +15,7 @@ from motet.runner_info import (
     Tier,
 )
 from motet.value import value
-from motet_scheduler.policy.quotas.accounts import AccountLevel
+from motet_scheduler.policy.quotas.accounts import AccountLevel, ToldClaim
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
@@ -155,10 +155,12 @@ class RequestsHeld:
 
 @dataclass(frozen=True, slots=True)
 class LevelsTold:
-    """What is left of accounts, as a scheduler has told this gateway, and how many seconds ago."""
+    """What is left of accounts, as a scheduler has told this gateway, and how many seconds ago. And whom it has told to
+    come again."""
 
     gateway: str
     levels: tuple[tuple[AccountLevel, float], ...]
+    claims: tuple[ToldClaim, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------------ runners

@@ -182,10 +182,13 @@ class GatewayEvents:
         over = self._quota_gate.refusal(request) if not charged else None
         if over is not None:
             accounts = self._state.quotas.told(request, self._state.now)
+            claim = request.draw.claimed if request.draw is not None else None
             self._state.quotas.end(request, self._state.now)
             self._state.timelines.note_refused(event.request, event.tenant, over.message, self._state.now)
             failure = Failure.of(over)
-            self._state.emit(effects.SendRefused(event.gateway, event.request, epoch, failure, event.tenant, accounts))
+            self._state.emit(
+                effects.SendRefused(event.gateway, event.request, epoch, failure, event.tenant, accounts, claim)
+            )
             return
         self._lifecycle.begin(request)
         request.epoch = epoch
@@ -254,6 +257,7 @@ class GatewayEvents:
 
     def levels_told(self, event: events.LevelsTold) -> None:
         self._state.quotas.hear(event.levels, self._state.now)
+        self._state.quotas.hear_claims(event.claims, self._state.now)
 
     def lost(self, event: events.RequestLost) -> None:
         request = self._request_of(event.gateway, event.request)

@@ -222,6 +222,7 @@ class Placer:
                 engine_hung=request.engine_hung,
                 accounts=state.quotas.told(request, state.now) if request.draw is not None else (),
                 weight=state.weights.of(request.group, request.tenant),
+                claims=request.draw.used_up if request.draw is not None else (),
             )
         )
         request.moved_reason, request.engine_hung = "", False

@@ -10,12 +10,17 @@ An account has a line of those that lack only a place, and one of those that rat
 Batch draws before an older one there. The order is that of classes, and then that of the queue. When the account lets
 somebody in, the first of a line that its other accounts let in, too, is next. One that the others have turned away
 often keeps its place.
+
+When a scheduler starts, gateways tell it who was told to come again. From the first that does so, the others have a
+moment to follow: meanwhile nobody is refused for a rate, but waits as those of Batch do. Its gateway may be another one
+than the one that told it when to come.
 """
 
+from collections import deque
 from math import inf
 
 from motet.errors import RateLimited
-from motet.runner_info import RequestClass
+from motet.runner_info import Failure, RequestClass
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.placement import Positions
 from motet_scheduler.policy.quotas.accounts import Account
@@ -26,6 +31,9 @@ from motet_scheduler.policy.state import SchedulerState
 
 LET_IN_AT_ONCE = 16
 """Tried in one event: when limits are raised, thousands may come in at once. `TryMore` goes on."""
+
+DECIDED_AT_ONCE = 100
+"""Of those that a new scheduler has not refused at first."""
 
 MIN_WAIT = 0.001
 """Of one whose deadline is now."""
@@ -40,6 +48,8 @@ class QuotaGate:
         self._quotas = state.quotas
         self._lifecycle = lifecycle
         self._positions = positions
+        self._undecided: deque[Request] = deque()
+        """Those that would be refused for a rate if all gateways had told of claims."""
 
     def refusal(self, request: Request) -> RateLimited | None:
         """Why a new request is refused, for its quota. None: it may come in, now or later."""
@@ -64,14 +74,19 @@ class QuotaGate:
                 f"The {what}, and {account.id} may use {most} in a minute (tokensPerMinute). {less}.", retry_after=0.0
             )
         blocked = self._owing(request, draw)
-        if blocked is not None and request.request_class is not RequestClass.BATCH:
-            over = draw.over(blocked, now, patient=False)
-            text = f"{_begin(blocked)} is over its {over}. Send the request again later."
-            return RateLimited(text, retry_after=draw.claim(blocked, now))
+        listens = self._quotas.listens(now) and blocked is not None and len(blocked.waiting) < MAX_WAITING
+        if blocked is not None and request.request_class is not RequestClass.BATCH and not listens:
+            return self._over(draw, blocked)
         blocked = blocked or draw.crowded()
         if blocked is not None and len(blocked.waiting) >= MAX_WAITING and self._first_choice(request) is None:
             return RateLimited(f"{_begin(blocked)} has {MAX_WAITING} requests that wait for its quota. Send it later.")
         return None
+
+    def _over(self, draw: Draw, blocked: Account) -> RateLimited:
+        now = self._state.now
+        over = draw.over(blocked, now, patient=False)
+        text = f"{_begin(blocked)} is over its {over}. Send the request again later."
+        return RateLimited(text, retry_after=self._quotas.claim(draw, blocked, now))
 
     def enter(self, request: Request, timeout: float, *, charged: bool) -> bool:
         """Whether a request may join its queue. If not, it waits, `timeout` seconds at most; 0: for ever. `charged`: it
@@ -87,6 +102,8 @@ class QuotaGate:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self._lifecycle.deadlines.add(request.deadline_at, request)
         self._hold(request, draw, blocked)
+        if not draw.charged and request.request_class is not RequestClass.BATCH:
+            self._undecided.append(request)
         self._positions.report(request, blocked.position(draw.waiting_key))
         return False
 
@@ -169,9 +186,22 @@ class QuotaGate:
 
     def tick(self) -> None:
         self._quotas.tick(self._state.now)
+        if self._undecided and not self._quotas.listens(self._state.now):
+            for _ in range(min(DECIDED_AT_ONCE, len(self._undecided))):
+                self._decide(self._undecided.popleft())
+
+    def _decide(self, request: Request) -> None:
+        draw = request.draw
+        if draw is None or draw.charged or draw.waits_for is None:
+            return  # it has ended, or was let in
+        if (blocked := self._owing(request, draw)) is None:
+            self._try(request, draw.waits_for)
+        else:
+            over = self._over(draw, blocked)
+            self._lifecycle.refuse(request, Failure.of(over), self._quotas.told(request, self._state.now))
 
     def next_due(self) -> float:
-        return self._quotas.next_due()
+        return min(self._quotas.next_due(), self._quotas.listens_until if self._undecided else inf)
 
 
 def _begin(account: Account) -> str:

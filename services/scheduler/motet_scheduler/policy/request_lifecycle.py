@@ -14,6 +14,7 @@ from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.gateway_requests import Asked
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
+from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import never_fits
 from motet_scheduler.policy.runners import PlacementKey, Runner
@@ -232,12 +233,16 @@ class RequestLifecycle:
             assert request.placement is not None
             self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
 
-    def refuse(self, request: Request, failure: Failure) -> None:
+    def refuse(self, request: Request, failure: Failure, accounts: tuple[AccountLevel, ...] = ()) -> None:
+        """`accounts`: that it may not draw from."""
         if request.forgotten:
             self.end(request)
             return
         self._state.note_event(request, Happening.REFUSED, failure.message)
-        self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
+        claim = request.draw.claimed if request.draw is not None else None
+        self._state.emit(
+            effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant, accounts, claim)
+        )
         self.end(request)
 
     def avoid(self, request: Request, instance: str, least: float = 0.0) -> None:

@@ -543,22 +543,96 @@ class AccountLevel(_message.Message):
 Global___AccountLevel: _TypeAlias = AccountLevel  # noqa: Y015
 
 @_typing.final
+class AccountName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """as in AccountLevel"""
+    name: _builtins.str
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        name: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "holder", b"holder", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccountName: _TypeAlias = AccountName  # noqa: Y015
+
+@_typing.final
+class Claim(_message.Message):
+    """Who was refused and told to come again, and what it wants then. Gateways tell it a new scheduler. Without accounts:
+    who had it has come in.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """no other claim of any scheduler has it"""
+    content: _builtins.int
+    """the same when the request is sent again"""
+    seconds: _builtins.float
+    """from now on; below 0: it was due"""
+    requests: _builtins.float
+    tokens: _builtins.float
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountName]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        content: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        requests: _builtins.float = ...,
+        tokens: _builtins.float = ...,
+        accounts: _abc.Iterable[Global___AccountName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "content", b"content", "number", b"number", "requests", b"requests", "seconds", b"seconds", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015
+
+@_typing.final
 class AccountLevels(_message.Message):
-    """After the greeting: the accounts that are not known to be full again. In parts."""
+    """After the greeting: the accounts that are not known to be full again, and the claims that nobody can be too late for.
+    In parts.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCOUNTS_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]: ...
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___Claim]: ...
     def __init__(
         self,
         *,
         accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
+        claims: _abc.Iterable[Global___Claim] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "claims", b"claims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,6 +795,7 @@ class Placed(_message.Message):
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     ACCOUNTS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -742,6 +817,10 @@ class Placed(_message.Message):
     def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]:
         """that it draws from; none: nothing limits it"""
 
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that it has used up"""
+
     def __init__(
         self,
         *,
@@ -756,10 +835,11 @@ class Placed(_message.Message):
         base_digest: _builtins.str = ...,
         accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
         weight: _builtins.int = ...,
+        claims: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "address", b"address", "base_digest", b"base_digest", "claims", b"claims", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -827,6 +907,7 @@ class Refused(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ACCOUNTS_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     term: _builtins.int
     epoch: _builtins.int
@@ -836,6 +917,10 @@ class Refused(_message.Message):
     def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]:
         """as in Placed, if it is refused for its quota"""
 
+    @_builtins.property
+    def claim(self) -> Global___Claim:
+        """if others leave it what it wants, until it comes again"""
+
     def __init__(
         self,
         *,
@@ -844,10 +929,11 @@ class Refused(_message.Message):
         term: _builtins.int = ...,
         epoch: _builtins.int = ...,
         accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
+        claim: Global___Claim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "claim", b"claim", "epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from motet_scheduler.policy.quotas.buckets import Bucket
+from motet_scheduler.policy.quotas.claims import Claim
 from motet_scheduler.policy.values import Limits
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ class AccountLevel(NamedTuple):
     @property
     def account(self) -> AccountId:
         return AccountId(self.holder, self.name, self.group)
+
+
+class ToldClaim(NamedTuple):
+    """Of one that was told to come again. Gateways tell it a new scheduler."""
+
+    number: int
+    content: int
+    seconds: float
+    """From now on; below 0: it was due."""
+    requests: float
+    tokens: float
+    accounts: tuple[AccountId, ...]
+    """None: who had it has come in."""
 
 
 class Account:
@@ -124,10 +138,26 @@ class Account:
         over = {what: one.wait(amount, now, content, patient=patient) for one, amount, what in wants}
         return max(over, key=over.__getitem__, default="rates")  # these were just taken away, and others go first
 
-    def claim(self, requests: float, tokens: float, now: float, content: int, seconds: float) -> None:
-        """One that is refused should come again after this time."""
-        for one, amount, _ in self._wants(requests, tokens):
-            one.claim(amount, now, content, seconds)
+    def claim(self, claim: ToldClaim, now: float) -> Iterator[int]:
+        """One that is refused should come again then. The numbers that this has in its buckets: others, if it was told
+        the same before, and 0 where it has none."""
+        for one, amount, _ in self._wants(claim.requests, claim.tokens):
+            yield one.claim(amount, now, claim.content, claim.seconds, claim.number)
+
+    def claims_of(self, content: int, now: float) -> Iterator[int]:
+        """The numbers of those that one for this content uses up, if it is let in."""
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None and (claim := bucket.claim_of(content, now)) is not None:
+                yield claim.number
+
+    def restore_claim(self, at: float, told: ToldClaim) -> None:
+        for one, amount, _ in self._wants(told.requests, told.tokens):
+            one.restore_claim(Claim(at, amount, told.content, -inf, told.number))
+
+    def drop_claim(self, content: int, number: int) -> None:
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.drop_claim(content, number)
 
     def restore(self, told: AccountLevel, age: float, now: float) -> None:
         """What runs is here already, or comes with its gateway's greeting. What no runner had comes again."""

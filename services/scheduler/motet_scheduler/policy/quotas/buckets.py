@@ -7,16 +7,13 @@ minute's grant, and as long as there is one, nobody takes anything.
 Who is refused is told when to come again. These times are claims: the next is as much later as the grant needs for
 what this one wants. A claim is for the same content, as who comes again asks for the same. Others are let in as far as
 that makes nobody late who has one. If more is owed when it is due than was known, as an answer was longer than its
-estimate, it moves to when nothing is.
+estimate, it moves to when nothing is. A new scheduler hears of claims from gateways.
 """
 
 from math import inf
 
-from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
+from motet.quotas import BUCKET_SECONDS, CLAIM_SECONDS, MAX_DEBT_SECONDS
 from motet_scheduler.policy.quotas.claims import NOTHING, Claim, Claims
-
-CLAIM_SECONDS = 2.0
-"""How much later than told one may come: some read whole seconds, and all need a way back."""
 
 MAX_CLAIMS = 1_000
 """Who is told to come again after as many others has none."""
@@ -87,18 +84,25 @@ class Bucket:
             return 0.0
         if own is not None:
             return max(owed, own.at - now)
-        return max(owed, self.claims_until - now) or all_gone
+        # What they want comes first: two schedulers may have promised the same time.
+        all_served = (self.claims.amount - self.level) / self.rate
+        return max(owed, self.claims_until - now, all_served) or all_gone
 
     def take(self, amount: float, now: float, content: int = 0) -> float:
         """Returns how much was taken: no debt grows beyond its bound."""
         self.fill(now)
-        if alike := self.claims.of(content):
-            self.claims.drop(alike[0] if alike[0].at <= now + NOTHING else alike[-1])
+        if (own := self.claim_of(content, now)) is not None:
+            self.claims.drop(own)
         taken = max(0.0, min(amount, self.level + self.max_debt))
         self.level -= taken
         self._most -= taken
         self._used += taken
         return taken
+
+    def claim_of(self, content: int, now: float) -> Claim | None:
+        """That one for this content uses up, if it is let in."""
+        alike = self.claims.of(content)
+        return (alike[0] if alike[0].at <= now + NOTHING else alike[-1]) if alike else None
 
     def give(self, amount: float, now: float) -> None:
         """Give back what was taken and not used. Negative: more was used than taken."""
@@ -107,26 +111,41 @@ class Bucket:
         self._most = self._within(self._most + amount)
         self._used -= amount if amount > 0 else self.level - before
 
-    def claim(self, amount: float, now: float, content: int, seconds: float) -> None:
+    def claim(self, amount: float, now: float, content: int, seconds: float, number: int = 0) -> int:
         """One that is refused now should come again after this time. That is longer than it has to `wait` here, if it
-        has to for another account."""
+        has to for another account. Returns the number of its claim. 0: it has none."""
         at = now + seconds
         if (own := self.claims.own(content, now)) is not None:
             if abs(at - own.at) <= NOTHING:
-                return  # it was told its time again
+                return own.number  # it was told its time again
             self.claims.drop(own)
             since = own.since
         else:
             wait = self.wait(amount, now, content)
             if not (wait or self.claims):
-                return  # it will hardly have to wait here
+                return 0  # it will hardly have to wait here
             after = max(now + wait, self.claims_until) if self.claims else now + wait
             self.claims_until = after + amount / self.rate
             if len(self.claims) >= MAX_CLAIMS:
-                return
+                return 0
             alike = self.claims.of(content)
             since = alike[0].since if alike else now
-        self.claims.add(Claim(at, amount, content, since))
+        self.claims.add(Claim(at, amount, content, since, number))
+        return number
+
+    def restore_claim(self, claim: Claim) -> None:
+        """A scheduler before has told it."""
+        if len(self.claims) < MAX_CLAIMS:
+            claim = claim._replace(amount=min(claim.amount, self.largest_take))
+            begins = claim.at + claim.amount / self.rate
+            self.claims_until = max(self.claims_until, begins) if self.claims else begins
+            self.claims.add(claim)
+
+    def drop_claim(self, content: int, number: int) -> None:
+        for one in self.claims.of(content):
+            if one.number == number:
+                self.claims.drop(one)
+                return
 
     def change(self, grant: int, now: float) -> None:
         """What is there stays, and what is owed takes as long as before: another grant refills nothing."""

@@ -28,6 +28,8 @@ class Claim(NamedTuple):
     """What it is for: nobody else who comes meanwhile takes it."""
     since: float
     """When the first was refused of those that asked for this at once."""
+    number: int = 0
+    """No other client's has it."""
 
 
 class Claims:
@@ -47,6 +49,11 @@ class Claims:
 
     def __len__(self) -> int:
         return len(self.in_order)
+
+    @property
+    def amount(self) -> float:
+        """Of all."""
+        return self._end - self._before[0] if self._before else 0.0
 
     def of(self, content: int) -> list[Claim]:
         return self._of.get(content, [])

@@ -7,7 +7,7 @@ request has ended. Then it needs one place of each `concurrency`.
 from dataclasses import dataclass
 
 from motet.quotas import MAX_DEBT_SECONDS
-from motet_scheduler.policy.quotas.accounts import Account, AccountLevel, WaitingKey
+from motet_scheduler.policy.quotas.accounts import Account, AccountLevel, ToldClaim, WaitingKey
 from motet_scheduler.policy.quotas.buckets import Bucket
 
 MAX_TURNED = 8
@@ -82,6 +82,10 @@ class Draw:
     """How often it was `turned_away`."""
     waits_for: Account | None = None
     waiting_key: WaitingKey = (False, 0, 0.0, 0)
+    claimed: ToldClaim | None = None
+    """Of one that is refused."""
+    used_up: tuple[int, ...] = ()
+    """The claims of one that was let in."""
 
     def __post_init__(self) -> None:
         for one in self.accounts:
@@ -101,13 +105,18 @@ class Draw:
         longest = max(seconds)
         return self.accounts[seconds.index(longest)] if longest else None
 
-    def claim(self, account: Account, now: float) -> float:
+    def claim(self, account: Account, now: float, number: int) -> float:
         """Returns after how many seconds it should come again: when the account lets it in that keeps it out for
         longest. The others let it in then, too. If that is later than anybody is told, it has no claim."""
         seconds = self.wait_seconds(account, now, patient=False)
-        for one in self.accounts if seconds < MAX_DEBT_SECONDS else ():
-            one.claim(self.requests, self.tokens, now, self.content, seconds)
-        return min(seconds, MAX_DEBT_SECONDS)
+        if seconds >= MAX_DEBT_SECONDS:
+            return MAX_DEBT_SECONDS
+        names = tuple(one.id for one in self.accounts)
+        claim = ToldClaim(number, self.content, seconds, self.requests, self.tokens, names)
+        if numbers := {one for account in self.accounts for one in account.claim(claim, now)} - {0}:
+            before = numbers - {number}  # it was told the same
+            self.claimed = claim._replace(number=min(before, default=number))
+        return seconds
 
     def over(self, account: Account, now: float, *, patient: bool) -> str:
         return account.over(self.requests, self.tokens, now, self.content, patient=patient)
@@ -121,6 +130,7 @@ class Draw:
         return next((one for one in self.accounts if not one.has_place(self)), None)
 
     def charge(self, now: float) -> None:
+        self.used_up = tuple({number for one in self.accounts for number in one.claims_of(self.content, now)})
         self.charges = tuple(Charge.take(one, self.requests, self.tokens, now, self.content) for one in self.accounts)
         for charge in self.charges:
             charge.account.charge_unplaced(charge.requests, charge.tokens)

@@ -3,14 +3,16 @@
 An account that is full and that nobody uses is forgotten: a new one would be the same.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
+from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
-from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Holder
+from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Holder, ToldClaim
+from motet_scheduler.policy.quotas.buckets import MAX_CLAIMS
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import EVERYBODY, AdapterSpec, GroupName, Limits, PoolSpec
@@ -18,8 +20,14 @@ from motet_scheduler.policy.values import EVERYBODY, AdapterSpec, GroupName, Lim
 MAX_AGE = MAX_DEBT_SECONDS + BUCKET_SECONDS
 """Seconds after which an account is full again, whatever it owed."""
 
+LISTEN_SECONDS = 0.5
+"""After the first gateway that knows of claims, most others have come, too."""
+
 MAX_TOLD = 100_000
 """Accounts that schedulers before have told gateways of."""
+
+MAX_TOLD_CLAIMS = 100_000
+"""Claims that schedulers before have told gateways of."""
 
 MUCH_EARLIER = 0.001
 """Seconds. A time that is earlier by less is none of its own."""
@@ -35,11 +43,19 @@ class Quotas:
     def __init__(self, book: int, began: float) -> None:
         """`book`: no two schedulers have the same one. `began`: when this one did."""
         self._book = book
+        self.listens_until = -inf
+        """Until then, further gateways may come that know of claims."""
         self._hears_until = began + MAX_AGE
         """Later nothing counts that a scheduler before has said."""
         self._told: dict[AccountId, tuple[float, AccountLevel]] = {}
         """What schedulers before have said last, and when. Until all would be full again."""
         self._told_until = -inf
+        self._told_claims: defaultdict[AccountId, dict[int, tuple[float, ToldClaim]]] = defaultdict(dict)
+        """Of accounts that nobody has drawn from yet: when each is due."""
+        self._claims_heard: dict[int, ToldClaim] = {}
+        """Also those that are over, and those on other accounts."""
+        self._claims_told = 0
+        """By this scheduler: their numbers begin with its book."""
         self._grants: dict[GroupName, dict[str, Limits]] = {}
         self._of_adapters: dict[str, Limits] = {}
         self.accounts: OrderedDict[AccountId, Account] = OrderedDict()
@@ -105,17 +121,7 @@ class Quotas:
         first = request.parent is None
         answer = min(request.estimate.q90 or request.max_tokens, request.max_tokens)
         tokens = (request.prompt_tokens if first else 0) + max(answer, request.delivered)
-        content = hash(
-            (
-                request.tenant,
-                key and key.id,
-                request.digest,
-                request.prefix_hints,
-                request.prompt_tokens,
-                request.max_tokens,
-            )
-        )
-        return Draw(tuple(accounts), requests=int(first), tokens=tokens, content=content)
+        return Draw(tuple(accounts), requests=int(first), tokens=tokens, content=content_of(request))
 
     def account(self, name: AccountId, limits: Limits, now: float) -> Account:
         account = self.accounts.get(name)
@@ -124,6 +130,8 @@ class Quotas:
             if name in self._told:
                 told_at, level = self._told[name]
                 account.restore(level, now - told_at, now)
+            for at, claim in sorted(self._told_claims.pop(name, {}).values()):
+                account.restore_claim(at, claim)
         else:
             self.accounts.move_to_end(name)
             if limits != account.limits:  # of a key: those of others come with the catalog
@@ -151,6 +159,39 @@ class Quotas:
                 account.restore(level, age, now)
                 if account.waiting:
                     self.ready[account] = None
+
+    def listens(self, now: float) -> bool:
+        return now < self.listens_until
+
+    def claim(self, draw: Draw, account: Account, now: float) -> float:
+        """After how many seconds one should come again that this account keeps out. Others leave it what it wants."""
+        self._claims_told += 1
+        return draw.claim(account, now, self._book + self._claims_told)
+
+    def hear_claims(self, claims: Iterable[ToldClaim], now: float) -> None:
+        """What schedulers before have told those whom they refused. Two gateways may have heard of the same."""
+        for claim in claims if now <= self._hears_until else ():
+            known = self._claims_heard.get(claim.number)
+            own = self._book < claim.number <= self._book + self._claims_told
+            if own or (known is not None and claim.accounts) or len(self._claims_heard) >= MAX_TOLD_CLAIMS:
+                continue
+            if not self._claims_heard:
+                self.listens_until = now + LISTEN_SECONDS
+            self._claims_heard[claim.number] = claim
+            if known is not None:  # it is over
+                self._drop_claim(known)
+            at = now + claim.seconds
+            for name in claim.accounts:
+                if (account := self.accounts.get(name)) is not None:
+                    account.restore_claim(at, claim)
+                elif len(told := self._told_claims[name]) < MAX_CLAIMS:
+                    told[claim.number] = (at, claim)
+
+    def _drop_claim(self, claim: ToldClaim) -> None:
+        for name in claim.accounts:
+            self._told_claims[name].pop(claim.number, None)
+            if (account := self.accounts.get(name)) is not None:
+                account.drop_claim(claim.content, claim.number)
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
@@ -225,6 +266,9 @@ class Quotas:
         self._forget_idle(SWEPT_AT_ONCE, now)
         if self._told and now > self._told_until:
             self._told.clear()
+        if self._claims_heard and now > self._hears_until:
+            self._claims_heard.clear()
+            self._told_claims.clear()
 
     def _forget_idle(self, most: int, now: float) -> None:
         for _ in range(min(most, len(self.accounts))):
@@ -255,3 +299,17 @@ class Quotas:
         assert set(self.lines) == {draw.waits_for for draw in waiting}, "lines"
         assert self.waiting == len(waiting) == sum(len(one.waiting) for one in self.accounts.values()), "waiting"
         assert all(self.accounts.get(one.id) is one for draw in draws for one in draw.accounts), "an account was lost"
+
+
+def content_of(request: Request) -> int:
+    """What a claim is for. The same in all schedulers, as a new one hears of it."""
+    key = request.api_key
+    whole = (
+        request.tenant,
+        key and key.id,
+        request.digest,
+        request.prefix_hints,
+        request.prompt_tokens,
+        request.max_tokens,
+    )
+    return int.from_bytes(blake2b(repr(whole).encode(), digest_size=8).digest())
