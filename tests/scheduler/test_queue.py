@@ -491,6 +491,17 @@ def test_no_later_request_for_an_adapter_passes_one_that_shares_a_flow():
     assert placed[0] == "b1"
 
 
+def test_no_later_request_for_an_adapter_passes_an_older_one_when_flows_end_and_all_were_in_use(monkeypatch):
+    monkeypatch.setattr(class_queue, "MAX_FLOWS", 2)
+    waiting = WaitingRequests()
+    for n, adapter in enumerate("abcd"):
+        waiting.add(f"{adapter}1", age=9 - n, adapter=f"default/{adapter}")
+    for name in ("a1", "b1"):
+        waiting.queue.remove(waiting.by_name[name])
+    waiting.add("d2", adapter="default/d")
+    assert waiting.oldest_of_each_flow() == ["c1"]
+
+
 def test_an_adapter_has_a_flow_of_its_own_again_when_none_of_its_requests_shares_one(monkeypatch):
     monkeypatch.setattr(class_queue, "MAX_OF_ADAPTERS", 2)
     waiting = WaitingRequests()

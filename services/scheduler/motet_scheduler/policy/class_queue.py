@@ -42,7 +42,7 @@ def flow_of(request: Request, share: Share, tenants: int) -> Flow:
     own = request.digest if request.replaced else request.adapter or request.digest
     flow = (request.base, own, request.size)
     if not (request.replaced or request.limited):
-        few = min(MAX_FLOWS, MAX_OF_ADAPTERS // tenants)
+        few = min(MAX_FLOWS - 1, MAX_OF_ADAPTERS // tenants)  # one is for all others
         if flow in share.flows or (len(share.flows) < few and not share.sharing[request.base, own]):
             return flow
         flow = (request.base, "", request.size)
