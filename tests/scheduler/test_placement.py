@@ -80,6 +80,23 @@ def test_a_busy_runner_that_loads_the_adapter_is_chosen_before_a_fuller_one():
     assert driver.where("b") == "r0"
 
 
+@pytest.mark.parametrize(
+    ("digest", "running", "chosen"),
+    [(POET, 2, "r1"), (PIRATE, 2, "r0"), (BASE, 2, "r0"), (POET, 0, "r0")],
+    ids=["another adapter", "its adapter", "none", "no other one is busy"],
+)
+def test_the_last_place_of_a_busy_runner_is_left_to_those_whose_adapter_it_has(digest, running, chosen):
+    driver = ready()
+    live = tuple(entry(f"x{n}", 1) for n in range(7))
+    driver.attach("r0", max_sequences=8, resident=resident(PIRATE), live=live)
+    driver.attach("r1", max_sequences=8, live=tuple(entry(f"y{n}", 1) for n in range(running)))
+    driver.state(adapter(), adapter("poet"))
+    driver.certify()
+    driver.certify("poet", POET)
+    driver.enqueue("a", digest=digest)
+    assert driver.where("a") == chosen
+
+
 def test_a_request_without_adapter_goes_to_the_fullest_runner_though_only_another_one_is_busy():
     driver = ready()
     driver.attach("r0", max_sequences=8, live=(entry("w", 1),))

@@ -15,7 +15,9 @@
 
 Last comes a runner that is emptied (PU-18). Before fullness counts what the request could share there: the runner has
 other choices of the same call (or room for all of them, if this is the first), more of its prompt in the prefix cache,
-or, if it is busy, its adapter. But for those choices, a runner beyond its limits (`fill_limits.py`) comes behind those
+or, if it is busy, its adapter. A busy runner's last place is left to requests for the adapters that it has, as long as
+another busy one has room: on the fullest runners each place would else be taken at once, and adapters be loaded
+elsewhere that are there. But for those choices, a runner beyond its limits (`fill_limits.py`) comes behind those
 within them, and of such ones the emptiest is the first. Ties after fullness: the adapter on the device, on the host, on
 disk; then the highest name.
 """
@@ -24,6 +26,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from motet.domain import BASE
 from motet.runner_info import Tier
 from motet.value import value
 from motet_scheduler.policy.fill_limits import Beyond
@@ -143,7 +146,7 @@ def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerCon
 
 def _rank(
     request: Request, fit: Chosen, near: str, beyond: Container[Runner]
-) -> tuple[bool, bool, bool, int, bool, int, Tier, str]:
+) -> tuple[bool, bool, bool, int, int, int, Tier, str]:
     runner = fit.runner
     within = runner not in beyond
     return (
@@ -151,11 +154,20 @@ def _rank(
         _keeps_choices_together(request, runner, fit.promise, near),
         within,
         runner.cached_tokens(request.prefix_hints),
-        request.digest in runner.adapters.having and runner.sequences * BUSY_ONE_IN >= runner.max_sequences,
+        _by_adapter(request, runner),
         runner.sequences if within else -runner.sequences,
         runner.adapters.tier_of(request.digest),
         runner.instance,
     )
+
+
+def _by_adapter(request: Request, runner: Runner) -> int:
+    """2: its adapter is on a busy runner. 1: it would be loaded on one, which keeps a place for those that it has."""
+    if request.digest == BASE or runner.sequences * BUSY_ONE_IN < runner.max_sequences:
+        return 0
+    if request.digest in runner.adapters.having:
+        return 2
+    return int(runner.sequences + 1 < runner.max_sequences)
 
 
 class Obstacle(NamedTuple):
