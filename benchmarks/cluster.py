@@ -10,8 +10,9 @@ the first one, over those with the shortest queue. `random`: the hours with rand
 `full_load`: the peak is 44; the tokens of the middle third over those with the shortest queue.
 `consolidation`: 30 requests a second for 80 seconds, then one, with answers of up to 4,096 tokens: the hours if an
 autoscaler may remove runners, so that requests move together (PU-18), over those if it may not; and the longest pause
-of an answer that moves. In `full_load` it may, too. `cold_loads`: as `random`, with 1,000 adapters by Zipf's law, of
-which each GPU has 64; requests whose adapter has to be loaded, over those with the fullest runner, and the hours.
+of an answer that moves. `consolidation_hours_cpus`: the same with 8 runners on CPUs and less load. In `full_load` it
+may, too. `cold_loads`: as `random`, with 1,000 adapters by Zipf's law, of which each GPU has 64; requests whose adapter
+has to be loaded, over those with the fullest runner, and the hours.
 `fcfs`: 1,000 requests wait for one GPU, with Punica's workloads (PU-25); throughput until none waits, or for 20
 minutes, over that of batches from consecutive requests for one adapter. `clustered`: the same over batches of one
 adapter, whose requests pass those for others.
@@ -37,6 +38,7 @@ from benchmarks.cluster_loads import (
     burst,
     lengths,
     profile,
+    profile_of_cpus,
     triangle,
 )
 from benchmarks.harness import Result, arguments, percentile, report
@@ -57,6 +59,7 @@ from motet_simulator.workloads.popularity import Law, adapters_of, choices, name
 from motet_simulator.workloads.request import WorkloadRequest
 
 GPUS, HALF, FULL = 16, 22.0, 44.0
+CPUS = 8
 ADAPTERS = 1000
 WAITING = 1000
 """Requests, of which all come at once."""
@@ -93,7 +96,8 @@ class Measured:
             told.append((cluster.clock.now, delivered(cluster)))
             return False
 
-        setup = Setup(profile=profile(), runners=GPUS, **how)
+        usual: dict[str, Any] = {"profile": profile(), "runners": GPUS}
+        setup = Setup(**usual | how)
         outcome = simulate(setup, requests, placement, names(adapters), look=look)
         assert not outcome.refusals, f"requests were refused: {outcome.refusals}"
         middle = [tokens for at, tokens in told if seconds / 3 <= at <= seconds * 2 / 3]
@@ -184,7 +188,26 @@ def consolidation(given: Namespace) -> list[Result]:
     return [
         figure("consolidation_hours", ours.hours / other.hours, settings, most=0.8),
         figure("consolidation_pause_s", pause, settings, most=1.2, unit="s"),
+        on_cpus(given.data),
     ]
+
+
+def on_cpus(data: Path | None, rate: float = 4.0) -> Result:
+    requests = asked(burst(random.Random(1), data, rate, 0.15))
+    ours, other = (
+        Measured.of(
+            requests,
+            Production(),
+            LASTS,
+            profile=profile_of_cpus(),
+            runners=CPUS,
+            max_tokens=LONGEST_OF_BURST,
+            shrinks=shrinks,
+        )
+        for shrinks in (True, False)
+    )
+    print(f"consolidation on CPUs: {ours}; without: {other}", flush=True)
+    return figure("consolidation_hours_cpus", ours.hours / other.hours, {"seconds": LASTS}, most=0.95)
 
 
 def cold_loads(given: Namespace) -> list[Result]:

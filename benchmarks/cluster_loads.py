@@ -5,6 +5,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def profile(slots: int = 64) -> Profile:
     )
 
 
+def profile_of_cpus() -> Profile:
+    """A step takes 20 ms and 5 ms for each sequence, and a token of a prompt ten times as long as on a GPU. The pool
+    has an SLO of 100 ms a token: by what it saves, fewer sequences would run at once."""
+    of_gpu = profile()
+    return replace(
+        of_gpu,
+        engine=replace(of_gpu.engine, tpot_seconds=0.1),
+        law=StepLaw(fixed=0.02, decodes=((1, 0.005), (BATCH, BATCH * 0.005)), context=2e-7, prefill=6e-4),
+    )
+
+
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("TEST_DATA"), help=f"a folder with {LENGTHS}")
 
@@ -79,11 +91,13 @@ def triangle(peak: float, seconds: float, drawn: Lengths, chance: random.Random)
             yield at, *drawn()
 
 
-def burst(chance: random.Random, data: Path | None) -> Iterator[tuple[float, int, int]]:
-    """30 requests a second for 80 seconds, then one a second until 400: what is left of the burst is spread over all
+def burst(
+    chance: random.Random, data: Path | None, rate: float = 30.0, later: float = 1.0
+) -> Iterator[tuple[float, int, int]]:
+    """So many requests a second for 80 seconds, and then until 400: what is left of the burst is spread over all
     runners. Few answers are very long: lognormal, with a median of 250, to 4,096 tokens."""
     drawn, at = lengths(chance, data), 0.0
-    while (at := at + chance.expovariate(30.0 if at < BURST else 1.0)) < LASTS:
+    while (at := at + chance.expovariate(rate if at < BURST else later)) < LASTS:
         yield at, drawn()[0], _cut(chance.lognormvariate(math.log(250), 1.2), LONGEST_OF_BURST)
 
 

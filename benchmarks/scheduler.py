@@ -14,6 +14,9 @@ process. Both are measured by CPU time.
 Then it measures a runner's report, and what follows from it, while each of 32 tenants waits for the one of 60 runners
 that may serve its adapter (`placement.maxReplicas: 1`).
 
+Then it counts how many requests run at once on 4 runners with 8 adapter slots each, over how many do if no adapter has
+a flow of its own: the first of a tenant that lacks a slot then keeps its requests for other adapters.
+
 Then `residency` measures what the scheduler spends on adapters that come and go, and `scheduler_scale` what it spends
 with more runners and requests.
 
@@ -32,6 +35,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from statistics import fmean
+from unittest.mock import patch
 
 from benchmarks import residency, scheduler_scale
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
@@ -39,7 +43,7 @@ from benchmarks.scheduler_catalog import CATALOG, GROUP, digest_of, identity
 from benchmarks.scheduler_load import CAPACITY, QUEUED, Arrivals, ProductionScheduler, cached_on
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.runner_info import RequestClass, RunnerRequest, Tier
-from motet_scheduler.policy import events
+from motet_scheduler.policy import class_queue, events
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -49,6 +53,9 @@ from motet_scheduler.policy.values import SchedulerConfig
 RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 80, 400
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
+FEW_SLOTS = replace(CAPACITY, pages=1 << 15, adapter_slots=8)
+LEAST_RUNNING = {1: 3.0, 16: 2.5}
+"""By the number of tenants."""
 LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
 
 
@@ -218,6 +225,7 @@ async def measure(decisions: int, scans: int, pairs: int, many_runners: int, man
             Result(f"scheduler_gain{suffix}", both.ratio, "x", baseline="a fair scan", pairs=both),
             Result(f"scheduler_decision_p99_us{suffix}", tail, "us", f"<= {TARGET_P99_US} us", tail <= TARGET_P99_US),
         ]
+    results += [running_at_once(tenants, decisions, least) for tenants, least in LEAST_RUNNING.items()]
     results += [report_with_limits(REPORT_ROUNDS), *await residency.measure(pairs)]
     scale = await scheduler_scale.measure(pairs, decisions, many_queued=many_queued, many_runners=many_runners)
     return [*results, *scale]
@@ -266,6 +274,22 @@ def report_with_limits(rounds: int) -> Result:
     assert scheduler.queued() == LIMITED
     figure = percentile(figures, 0.5)
     return Result("scheduler_limited_report_us", figure, "us", f"<= {TARGET_REPORT_US} us", figure <= TARGET_REPORT_US)
+
+
+def running_at_once(tenants: int, decisions: int, least: float, queued: int = QUEUED) -> Result:
+    means = []
+    for of_adapters in (class_queue.MAX_OF_ADAPTERS, 0):
+        with patch.object(class_queue, "MAX_OF_ADAPTERS", of_adapters):
+            side = ProductionScheduler(4, queued, tenants=tenants, capacity=FEW_SLOTS)
+            running = []
+            for _ in range(decisions):
+                side.decide()
+                running.append(side.running)
+            means.append(fmean(running))
+    print(f"{tenants} tenants: {means[0]:.0f} requests run at once, {means[1]:.0f} without flows of adapters")
+    value = means[0] / means[1]
+    name = f"running_at_once_{tenants}_tenants"
+    return Result(name, value, "x", f">= {least:g}", value >= least, counted=True, settings={"decisions": decisions})
 
 
 def main() -> None:

@@ -37,11 +37,11 @@ class Arrivals:
     """The same requests for both sides. Zipf's law chooses the adapter; each tenant has ten adapters. As the service
     reads them, equal texts are one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: int = TENANTS) -> None:
         self._chance = random.Random(1)
         self._numbers = count()
         self._weights = [1 / (rank + 1) for rank in range(ADAPTERS)]
-        self._tenants = [Tenant(f"tenant-{number}") for number in range(TENANTS)]
+        self._tenants = [Tenant(f"tenant-{number}") for number in range(tenants)]
         self._digests = [digest_of(number) for number in range(ADAPTERS)]
 
     def __iter__(self) -> Iterator[events.Enqueued]:
@@ -52,7 +52,7 @@ class Arrivals:
                 first = events.Enqueued(
                     gateway=GATEWAY,
                     request=RequestId(f"request-{number}"),
-                    tenant=self._tenants[adapter % TENANTS],
+                    tenant=self._tenants[adapter % len(self._tenants)],
                     group=GROUP,
                     digest=self._digests[adapter],
                     request_class=self._chance.choice(list(RequestClass)),
@@ -71,16 +71,18 @@ class Arrivals:
 class ProductionScheduler:
     """The scheduler of production, of which each event is measured."""
 
-    def __init__(self, runners: int, queued: int = QUEUED) -> None:
+    def __init__(
+        self, runners: int, queued: int = QUEUED, *, tenants: int = TENANTS, capacity: Capacity = CAPACITY
+    ) -> None:
         self.placed = 0
         self._queued = queued
         self._now = 1000.0
         self._chance = random.Random(2)
-        self._arrivals = iter(Arrivals())
+        self._arrivals = iter(Arrivals(tenants))
         self._running: list[tuple[RequestId, int]] = []
         self.scheduler = Scheduler(SchedulerConfig(queue_limit=2 * queued), now=self._now, saved=CATALOG)
         for index in range(runners):
-            self.tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
+            self.tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=capacity))
             instance, incarnation = InstanceName(identity(index).instance), identity(index).incarnation
             self.tell(
                 events.RunnerReported(instance=instance, incarnation=incarnation, cached_prefixes=cached_on(index))
@@ -92,6 +94,10 @@ class ProductionScheduler:
         seconds = self.tell(self.finished())
         self.fill()
         return seconds
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
     def finished(self) -> events.RequestFinished:
         """The end of a random one of those that run."""

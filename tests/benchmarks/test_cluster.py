@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from benchmarks.cluster import ADAPTERS, HALF, Measured, fcfs, hours, load
+from benchmarks.cluster import ADAPTERS, HALF, Measured, fcfs, hours, load, on_cpus
 from benchmarks.placements import Fullest, Production, Random, ShortestQueue
 from motet_simulator.workloads.popularity import Law, choices
 
@@ -23,6 +23,12 @@ def test_each_way_serves_all_and_production_loads_the_fewest_adapters():
     assert min(ways, key=lambda way: measured[way].cold) is Production
     assert measured[Production].cold < measured[Fullest].cold
     assert max(measured[Production].hours, measured[Fullest].hours) < 0.75 * measured[Random].hours
+
+
+def test_requests_of_runners_on_cpus_move_together() -> None:
+    found = on_cpus(None, rate=1.5)
+    assert found.value < 0.98
+    assert found.name == "consolidation_hours_cpus"
 
 
 def test_batches_of_mixed_adapters_serve_more_than_batches_of_one():

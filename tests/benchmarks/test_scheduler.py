@@ -4,7 +4,7 @@ import asyncio
 
 from benchmarks import scheduler_scale
 from benchmarks.residency import Fleet
-from benchmarks.scheduler import CONFIG, BaselineScheduler
+from benchmarks.scheduler import CONFIG, BaselineScheduler, running_at_once
 from motet_scheduler.policy.runner_choice import Chosen, choose
 
 
@@ -29,6 +29,12 @@ def test_both_sides_of_the_residency_benchmark_publish_the_same_catalog_and_wait
     assert 0 < ours.sent < baseline.sent
     ours.wait()
     assert ours.scheduler.catalog == baseline.scheduler.catalog
+
+
+def test_more_requests_run_at_once_as_adapters_have_flows_of_their_own() -> None:
+    figure = running_at_once(1, 100, least=1.5, queued=1000)
+    assert figure.holds
+    assert figure.name == "running_at_once_1_tenants"
 
 
 def test_growth_whole_lives_and_the_longest_event_are_measured(capsys) -> None:
