@@ -92,15 +92,17 @@ class AdaptersOfRunner:
         """This is what it holds. Returns what has changed."""
         if tiers == self.tiers:
             return []
-        return self.change([one for one in self.tiers if one not in tiers], tiers, most=max(MAX_RESIDENT, len(tiers)))
+        gone = [digest for digest in self.tiers if digest not in tiers]
+        changed = [digest for digest, tier in tiers.items() if self.put(digest, tier)]
+        return changed + [digest for digest in gone if self.put(digest, None)]
 
-    def change(self, gone: Iterable[Digest], tiers: Mapping[Digest, Tier], *, most: int = MAX_RESIDENT) -> list[Digest]:
+    def change(self, gone: Iterable[Digest], tiers: Mapping[Digest, Tier]) -> list[Digest]:
         """Some have gone, and others have come, or are at another tier. Returns what has changed."""
         changed = [digest for digest in gone if self.put(digest, None)]
         changed += [
             digest
             for digest, tier in tiers.items()
-            if (digest in self.tiers or len(self.tiers) < most) and self.put(digest, tier)
+            if (digest in self.tiers or len(self.tiers) < MAX_RESIDENT) and self.put(digest, tier)
         ]
         return changed
 
