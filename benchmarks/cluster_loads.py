@@ -94,7 +94,7 @@ def triangle(peak: float, seconds: float, drawn: Lengths, chance: random.Random)
 def burst(
     chance: random.Random, data: Path | None, rate: float = 30.0, later: float = 1.0
 ) -> Iterator[tuple[float, int, int]]:
-    """So many requests a second for 80 seconds, and then until 400: what is left of the burst is spread over all
+    """`rate` requests a second for 80 seconds, then `later` until 400: what is left of the burst is spread over all
     runners. Few answers are very long: lognormal, with a median of 250, to 4,096 tokens."""
     drawn, at = lengths(chance, data), 0.0
     while (at := at + chance.expovariate(rate if at < BURST else later)) < LASTS:
