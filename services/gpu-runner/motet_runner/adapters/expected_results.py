@@ -18,6 +18,7 @@ from motet_kernels import PlacedAdapter, RunLayout, Segment
 from motet_kernels.reference import add_lora
 from motet_runner.adapters.host_load import BaseLinear, BaseLinearOf, norms_of_changed
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear
+from motet_runner.adapters.thread_result import result_of_thread
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 ROWS = 4
@@ -88,13 +89,7 @@ class ExpectedResults:
 
     def take(self, wait_seconds: float = 0.0) -> Expected | None:
         """Of the next linears; None if it is not there yet. Raises the error of the thread."""
-        try:
-            found = self._found.get(timeout=wait_seconds) if wait_seconds else self._found.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        return result_of_thread(self._found, wait_seconds)
 
     def give_up(self) -> None:
         """Nobody takes any more."""

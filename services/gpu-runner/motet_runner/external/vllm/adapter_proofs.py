@@ -9,6 +9,7 @@ A part with each plan, of requests that are alone in vLLM: the plan's rows stop,
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from pathlib import Path
 
 from motet.domain import pages_for
@@ -149,6 +150,6 @@ def _blamed_on_the_answers() -> Iterator[None]:
 
 
 def _largest_difference(one: list[float], other: list[float]) -> float:
-    """NaN if any of them is none"""
+    """NaN if a difference is not a number, or has no end"""
     differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    return sum(differences) if any(not each < float("inf") for each in differences) else max(differences)
+    return max(differences) if all(map(isfinite, differences)) else nan
