@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from motet.domain import Digest
 from motet.runner_info import RunnerIdentity
-from motet_scheduler.policy.adapter import Revision
+from motet_scheduler.policy.adapters.adapter import Revision
 from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.values import AdapterRef, AdapterSpec, GroupName, PoolSpec, RevisionKey
 

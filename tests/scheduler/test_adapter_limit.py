@@ -5,8 +5,8 @@ import pytest
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter_limits import AdapterLimits
-from motet_scheduler.policy.adapter_table import AdapterTable
+from motet_scheduler.policy.adapters.limits import AdapterLimits
+from motet_scheduler.policy.adapters.table import AdapterTable
 from motet_scheduler.policy.placement import Placer
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner

@@ -12,7 +12,7 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter import Adapter
+from motet_scheduler.policy.adapters.adapter import Adapter
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident

@@ -5,7 +5,7 @@ import pytest
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapters import Adapters
 from motet_scheduler.policy.autoscaler import LATER, MAX_LOOKED_AT
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident

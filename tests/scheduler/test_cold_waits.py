@@ -8,7 +8,7 @@ import pytest
 from motet.domain import BASE
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.cold_waits import LOOKED_AT_ONCE, ColdWait
+from motet_scheduler.policy.adapters.cold_waits import LOOKED_AT_ONCE, ColdWait
 from motet_scheduler.policy.deadlines import SLACK
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import AdapterStage

@@ -6,7 +6,7 @@ from motet.domain import InstanceName, RequestId
 from motet.errors import AdapterUnproved, ParameterUnavailable
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.revision_state import LACKED_BY_ALL, MAX_REFUSED_BY
+from motet_scheduler.policy.adapters.revision_state import LACKED_BY_ALL, MAX_REFUSED_BY
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, entry, ready, resident
 from tests.scheduler.test_adapters import checks, published

@@ -9,9 +9,10 @@ import pytest
 from motet.domain import Digest, InstanceName, ObjectName, RequestId
 from motet.errors import AdapterError
 from motet.runner_info import Failure, RequestClass, Tier
-from motet_scheduler.policy import effects, events, prefetches
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import prefetches
+from motet_scheduler.policy.adapters.prefetches import AGAIN_AFTER, MAX_AHEAD, MAX_LOADS_AHEAD, next_requests
 from motet_scheduler.policy.placement import PLACED_AT_ONCE
-from motet_scheduler.policy.prefetches import AGAIN_AFTER, MAX_AHEAD, MAX_LOADS_AHEAD, next_requests
 from motet_scheduler.policy.values import AdapterRef, AdapterStage, Limits, Promise
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, reserved
 

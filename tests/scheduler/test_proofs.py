@@ -12,9 +12,9 @@ from motet.errors import REFERENCE_MISMATCH, AdapterIncompatible, AdapterUnprove
 from motet.runner_info import Failure, KernelState
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter_checks import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK, MAX_CHECKS_OF_A_LINE
-from motet_scheduler.policy.refused_digests import MAX_REFUSED
-from motet_scheduler.policy.revision_state import MAX_REFUSED_BY, Standing
+from motet_scheduler.policy.adapters.checks import CHECKS_AT_ONCE, MAX_CHECKS_AT_WORK, MAX_CHECKS_OF_A_LINE
+from motet_scheduler.policy.adapters.refused_digests import MAX_REFUSED
+from motet_scheduler.policy.adapters.revision_state import MAX_REFUSED_BY, Standing
 from motet_scheduler.policy.suspects import OTHERS_FAIL_TOO
 from motet_scheduler.policy.values import (
     AGREE,

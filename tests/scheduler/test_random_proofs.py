@@ -23,7 +23,7 @@ from motet.domain import Digest, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.revision_state import Standing
+from motet_scheduler.policy.adapters.revision_state import Standing
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Certificate
 from tests.scheduler.builders import SchedulerDriver, adapter, ready
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy import effects, events, replica_loads
-from motet_scheduler.policy.replica_demand import ReplicaDemand, wanted_replicas
-from motet_scheduler.policy.replica_loads import HOLDS_FOR, size_of
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import replica_loads
+from motet_scheduler.policy.adapters.replica_demand import ReplicaDemand, wanted_replicas
+from motet_scheduler.policy.adapters.replica_loads import HOLDS_FOR, size_of
 from motet_scheduler.policy.values import AdapterStage, Limits
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool
 

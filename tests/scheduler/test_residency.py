@@ -14,9 +14,9 @@ from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter import Revision
-from motet_scheduler.policy.adapter_reports import AdapterReports
-from motet_scheduler.policy.adapter_table import MAX_RESIDENT
+from motet_scheduler.policy.adapters.adapter import Revision
+from motet_scheduler.policy.adapters.reports import AdapterReports
+from motet_scheduler.policy.adapters.table import MAX_RESIDENT
 from motet_scheduler.policy.catalog import MAX_REPORTED, SavedAdapter, SavedCatalog
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident

@@ -4,8 +4,8 @@ from time import thread_time
 
 from motet.domain import Digest
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter import Revision
-from motet_scheduler.policy.adapter_drops import MAX_DROPPED
+from motet_scheduler.policy.adapters.adapter import Revision
+from motet_scheduler.policy.adapters.drops import MAX_DROPPED
 from motet_scheduler.policy.values import AdapterStage
 from tests.scheduler.builders import SchedulerDriver, adapter, ready
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from motet.domain import InstanceName
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure
-from motet_scheduler.policy import revision_state
-from motet_scheduler.policy.revision_state import (
+from motet_scheduler.policy.adapters import revision_state
+from motet_scheduler.policy.adapters.revision_state import (
     MAX_REFUSED_BY,
     TABLE,
     Finding,

@@ -10,7 +10,7 @@ from motet.held_templates import MAX_HELD_TEMPLATES
 from motet.runner_info import Failure, Tier
 from motet_scheduler.conversion import read_certificate, read_held
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.revision_state import MAX_REFUSED_BY
+from motet_scheduler.policy.adapters.revision_state import MAX_REFUSED_BY
 from motet_scheduler.policy.template_loads import MAX_TEMPLATES_DECIDED, TEMPLATES_AT_ONCE, TemplateLoads
 from motet_scheduler.policy.values import AdapterRef, AdapterStage, Certificate
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready

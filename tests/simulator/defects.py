@@ -71,7 +71,7 @@ DEFECTS = (
     ),
     Defect(
         "an answer about one revision counts for the next",
-        "motet_scheduler.policy.adapter_checks",
+        "motet_scheduler.policy.adapters.checks",
         "AdapterChecks.answered_by",
         "event.order == check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED",
         "event.ordered_stage is AdapterStage.CERTIFIED",

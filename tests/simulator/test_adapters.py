@@ -101,7 +101,7 @@ def test_an_adapter_is_served_and_a_broken_revision_leaves_the_earlier_one():
         (
             Defect(
                 "",
-                "motet_scheduler.policy.adapter_verdicts",
+                "motet_scheduler.policy.adapters.verdicts",
                 "AdapterVerdicts.certified",
                 "=event.digest,",
                 "=Digest('x'),",
@@ -118,7 +118,7 @@ def test_other_bytes_than_those_of_a_revision_are_a_problem(defect: Defect, said
 
 def test_a_serving_digest_of_other_bytes_is_a_problem_before_any_gateway_serves_it():
     defect = Defect(
-        "", "motet_scheduler.policy.adapter_verdicts", "AdapterVerdicts.certified", "=event.digest,", "=Digest('x'),"
+        "", "motet_scheduler.policy.adapters.verdicts", "AdapterVerdicts.certified", "=event.digest,", "=Digest('x'),"
     )
     no_gateways = tuple(Fault("kill", 0.1, f"gateway-{number}", seconds=100.0) for number in range(GATEWAYS))
     with put_back(defect):

@@ -10,7 +10,7 @@ import pytest
 
 from motet.digest import adapter_digest, hex_of
 from motet.domain import Digest
-from motet_scheduler.policy.revision_state import LACKED_BY_ALL
+from motet_scheduler.policy.adapters.revision_state import LACKED_BY_ALL
 from testbed.local_stack import BUNDLED, LocalStack, copy_of_bundled, running_stack, write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]

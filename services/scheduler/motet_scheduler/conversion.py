@@ -33,8 +33,8 @@ from motet.runner_info import (
 from motet.shares import weight_said
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.quotas.accounts import AccountId, AccountLevel, Holder, ToldClaim
-from motet_scheduler.policy.refused_digests import MAX_REFUSED
 from motet_scheduler.policy.values import (
     AGREEMENTS,
     MAX_BUILDS,

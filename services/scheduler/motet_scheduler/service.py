@@ -30,7 +30,7 @@ from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.explanation import explanation
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter_table import MAX_RESIDENT
+from motet_scheduler.policy.adapters.table import MAX_RESIDENT
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.welcomed_peers import WelcomedPeers

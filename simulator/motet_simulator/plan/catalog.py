@@ -5,7 +5,7 @@ from functools import lru_cache
 from hashlib import sha256
 
 from motet.domain import Digest
-from motet_scheduler.policy.adapter import Revision
+from motet_scheduler.policy.adapters.adapter import Revision
 from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.values import AdapterRef, AdapterSpec, Certificate, PoolSpec, RevisionKey, ScalingMode
 from motet_simulator.plan.setup import GROUP, Setup

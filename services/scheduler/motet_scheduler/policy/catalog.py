@@ -10,7 +10,7 @@ from math import inf
 from motet.domain import InstanceName, ObjectName
 from motet.runner_info import BatchCap
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter import Revision
+from motet_scheduler.policy.adapters.adapter import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.fill_limits import fill_limits
 from motet_scheduler.policy.group_bases import GroupBase, Models

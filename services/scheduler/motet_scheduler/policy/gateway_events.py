@@ -6,7 +6,7 @@ from motet.domain import NO_TENANT, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, MotetError, PoolSaturated
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.adapter import REVISION_REPLACED
+from motet_scheduler.policy.adapters.adapter import REVISION_REPLACED
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.queue import Queue

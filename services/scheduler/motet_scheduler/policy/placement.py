@@ -9,8 +9,8 @@ from motet.domain import BASE
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.adapter import REVISION_REPLACED
-from motet_scheduler.policy.cold_waits import ColdWaits
+from motet_scheduler.policy.adapters.adapter import REVISION_REPLACED
+from motet_scheduler.policy.adapters.cold_waits import ColdWaits
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle

@@ -11,10 +11,10 @@ from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.prefix_hints import HINT_TOKENS
 from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity
 from motet.shared_pages import ReportedLedger
-from motet_scheduler.policy.adapter_table import AdaptersOfRunner, AdapterTable
+from motet_scheduler.policy.adapters.refused_digests import RefusedDigests
+from motet_scheduler.policy.adapters.table import AdaptersOfRunner, AdapterTable
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.fill_limits import FillLimits
-from motet_scheduler.policy.refused_digests import RefusedDigests
 from motet_scheduler.policy.step_profile import NO_PROFILE
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 

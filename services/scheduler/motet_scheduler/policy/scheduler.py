@@ -9,18 +9,18 @@ from typing import Any, Protocol
 
 from motet.domain import BASE
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters.cold_waits import ColdWaits
+from motet_scheduler.policy.adapters.prefetches import Prefetches
+from motet_scheduler.policy.adapters.replica_loads import ReplicaLoads
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
 from motet_scheduler.policy.class_queue import sharing
-from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.consolidation import Consolidation
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.placement import Placer, Positions
-from motet_scheduler.policy.prefetches import Prefetches
 from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.replaced_bases import ReplacedBases
-from motet_scheduler.policy.replica_loads import ReplicaLoads
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runner_events import RunnerEvents
 from motet_scheduler.policy.state import SchedulerState, StartupWait

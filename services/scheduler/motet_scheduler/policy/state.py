@@ -15,24 +15,24 @@ from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import Failure
-from motet_scheduler.policy.adapter_checks import AdapterChecks
-from motet_scheduler.policy.adapter_drops import AdapterDrops
-from motet_scheduler.policy.adapter_limits import AdapterLimits
-from motet_scheduler.policy.adapter_loads import AdapterLoads
-from motet_scheduler.policy.adapter_reports import AdapterReports
-from motet_scheduler.policy.adapter_table import AdapterTable
-from motet_scheduler.policy.adapter_verdicts import AdapterVerdicts
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.checks import AdapterChecks
+from motet_scheduler.policy.adapters.drops import AdapterDrops
+from motet_scheduler.policy.adapters.limits import AdapterLimits
+from motet_scheduler.policy.adapters.loads import AdapterLoads
+from motet_scheduler.policy.adapters.orders import Orders
+from motet_scheduler.policy.adapters.reports import AdapterReports
+from motet_scheduler.policy.adapters.residency import Residency
+from motet_scheduler.policy.adapters.table import AdapterTable
+from motet_scheduler.policy.adapters.verdicts import AdapterVerdicts
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.gateway_requests import GatewayRequests
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.happenings import Happening
-from motet_scheduler.policy.orders import Orders
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
-from motet_scheduler.policy.residency import Residency
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_loads import TemplateLoads
 from motet_scheduler.policy.template_wishes import TemplateWishes

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from motet.domain import BASE, Digest, InstanceName
 from motet.runner_info import Failure
-from motet_scheduler.policy.revision_state import Start
+from motet_scheduler.policy.adapters.revision_state import Start
 
 OTHERS_FAIL_TOO = (
     "On this runner, the proofs of other adapters fail, too: its kernels or its device are probably at fault, and not "

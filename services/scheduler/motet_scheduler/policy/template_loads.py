@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from motet.domain import InstanceName
-from motet_scheduler.policy.adapter import Adapter
-from motet_scheduler.policy.adapter_loads import AdapterLoads
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapter import Adapter
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.loads import AdapterLoads
+from motet_scheduler.policy.adapters.orders import Orders
 from motet_scheduler.policy.effects import EnsureAdapter
-from motet_scheduler.policy.orders import Orders
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.template_wishes import TemplateWish, TemplateWishes, Wanted
 from motet_scheduler.policy.values import GroupName, SchedulerConfig

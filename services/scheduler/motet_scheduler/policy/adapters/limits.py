@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Tier
-from motet_scheduler.policy.adapter_table import AdapterTable
+from motet_scheduler.policy.adapters.table import AdapterTable
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterSpec, GroupName

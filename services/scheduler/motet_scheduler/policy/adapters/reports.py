@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from motet.domain import BASE, InstanceName
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy.adapter import Adapter, Revision
-from motet_scheduler.policy.adapter_table import AdapterTable
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapter import Adapter, Revision
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.revision_state import Standing, is_wrong
+from motet_scheduler.policy.adapters.table import AdapterTable
 from motet_scheduler.policy.effects import ReportAdapter
 from motet_scheduler.policy.group_bases import GroupBases
-from motet_scheduler.policy.revision_state import Standing, is_wrong
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import AdapterReadiness, CatalogAdapter, Certificate

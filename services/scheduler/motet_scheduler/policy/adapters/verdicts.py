@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from motet.domain import Digest
 from motet.runner_info import Failure
-from motet_scheduler.policy.adapter import Adapter, Revision
-from motet_scheduler.policy.adapter_table import AdapterTable
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapter import Adapter, Revision
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.orders import Orders
+from motet_scheduler.policy.adapters.revision_state import RevisionState, Standing, Start, is_wrong
+from motet_scheduler.policy.adapters.table import AdapterTable
 from motet_scheduler.policy.events import AdapterStateChanged
-from motet_scheduler.policy.orders import Orders
-from motet_scheduler.policy.revision_state import RevisionState, Standing, Start, is_wrong
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.suspects import Suspects
 from motet_scheduler.policy.values import DIFFER, MAX_BUILDS, MAX_KERNELS, GroupName, RevisionKey

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import Digest, InstanceName, ObjectName
-from motet_scheduler.policy.adapter import NEW, Adapter, DigestSource, Line
-from motet_scheduler.policy.adapter_verdicts import AdapterVerdicts, is_refused_by_all
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapter import NEW, Adapter, DigestSource, Line
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.orders import Orders
+from motet_scheduler.policy.adapters.revision_state import Asked, is_refusal, may_be_elsewhere
+from motet_scheduler.policy.adapters.verdicts import AdapterVerdicts, is_refused_by_all
 from motet_scheduler.policy.effects import EnsureAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
-from motet_scheduler.policy.orders import Orders
-from motet_scheduler.policy.revision_state import Asked, is_refusal, may_be_elsewhere
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterStage, GroupName, RevisionKey, SchedulerConfig
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Iterator
 
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Tier
-from motet_scheduler.policy.adapter import DigestSource
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapter import DigestSource
+from motet_scheduler.policy.adapters.adapters import Adapters
+from motet_scheduler.policy.adapters.orders import Orders
 from motet_scheduler.policy.effects import EnsureAdapter, PinAdapters
-from motet_scheduler.policy.orders import Orders
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import MAX_BUILDS, AdapterSpec, AdapterStage, GroupName, SchedulerConfig
 

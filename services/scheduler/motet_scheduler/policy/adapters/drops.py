@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from motet.domain import BASE, Digest
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapters import Adapters
 from motet_scheduler.policy.effects import DropAdapter, ForgetManifest
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterRef

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from motet.domain import Digest, InstanceName
 from motet.errors import ModelNotFound
 from motet.runner_info import Failure
+from motet_scheduler.policy.adapters.revision_state import Asked, RevisionState, Standing
 from motet_scheduler.policy.effects import EnsureAdapter, ReportAdapter
-from motet_scheduler.policy.revision_state import Asked, RevisionState, Standing
 from motet_scheduler.policy.values import AdapterRef, AdapterSpec, AdapterStage, Certificate, GroupName, RevisionKey
 
 REVISION_REPLACED = ModelNotFound(

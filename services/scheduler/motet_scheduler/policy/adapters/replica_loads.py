@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from math import inf
 
 from motet.domain import Digest
-from motet_scheduler.policy.adapter import Adapter
-from motet_scheduler.policy.prefetches import has_empty_slot, takes_loads
-from motet_scheduler.policy.replica_demand import ReplicaDemand, wanted_replicas
+from motet_scheduler.policy.adapters.adapter import Adapter
+from motet_scheduler.policy.adapters.prefetches import has_empty_slot, takes_loads
+from motet_scheduler.policy.adapters.replica_demand import ReplicaDemand, wanted_replicas
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scaling_rule import RunnerSize
 from motet_scheduler.policy.state import SchedulerState

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from motet.domain import Digest
 from motet.runner_info import Tier
-from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.adapters.adapters import Adapters
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterStage, GroupName

@@ -12,7 +12,7 @@ from operator import attrgetter
 from motet.domain import Digest, RequestId
 from motet.errors import AdapterLoading
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy.adapter import DigestSource
+from motet_scheduler.policy.adapters.adapter import DigestSource
 from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from motet.domain import BASE, Digest, ObjectName
-from motet_scheduler.policy.adapter import Adapter, DigestSource, Revision
-from motet_scheduler.policy.check_queue import CheckQueue
+from motet_scheduler.policy.adapters.adapter import Adapter, DigestSource, Revision
+from motet_scheduler.policy.adapters.check_queue import CheckQueue
+from motet_scheduler.policy.adapters.orders import Orders
+from motet_scheduler.policy.adapters.revision_state import RevisionState
 from motet_scheduler.policy.group_bases import GroupBases
-from motet_scheduler.policy.orders import Orders
-from motet_scheduler.policy.revision_state import RevisionState
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterRef, AdapterSpec, GroupName, RevisionKey
 

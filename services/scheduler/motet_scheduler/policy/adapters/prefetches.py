@@ -15,7 +15,7 @@ from itertools import chain, islice, zip_longest
 from math import inf
 
 from motet.domain import Digest
-from motet_scheduler.policy.adapter import DigestSource
+from motet_scheduler.policy.adapters.adapter import DigestSource
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from motet.domain import ObjectName
-from motet_scheduler.policy.adapter import Adapter, Line
+from motet_scheduler.policy.adapters.adapter import Adapter, Line
 
 
 class CheckQueue:

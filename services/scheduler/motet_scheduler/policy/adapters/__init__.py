@@ -1,0 +1,1 @@
+"""Adapters: their revisions, who checks and serves which, and where their bytes are. Pure."""
