@@ -21,8 +21,9 @@ from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.engine import Engine
 from motet_runner.execute.load import base_outline
 from motet_runner.execute.load.load_model import load, read_config
-from motet_runner.execute.load.text_model import OF_TEXT_ALONE, TEXT_MODELS, checkpoint_of
+from motet_runner.execute.load.text_model import OF_TEXT_ALONE, TEXT_MODELS, checkpoint_of, text_config
 from motet_runner.interface import EngineConfig, ProofEnded
+from motet_runner.supported_models import read_supported_config
 from testbed.local_stack import BUNDLED
 from tests.runner.engines import ask, run
 from tests.runner.families import GROUPED, WRAPPED, Family, pretrained, save_adapters, save_model
@@ -113,6 +114,13 @@ def test_a_gateway_finds_context_and_ends_where_the_engine_does(tmp_path: Path) 
     assert fields.eos_ids == set(engine.info.eos_token_ids) == {GROUPED["eos_token_id"]}
 
 
+def test_the_token_0_ends_a_text_for_the_gateway_and_the_engine(tmp_path: Path) -> None:
+    GEMMA.config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 0}))
+    assert AssetFields(tmp_path).eos_ids == {text_config(tmp_path).eos_token_id} == {0}
+
+
 @pytest.mark.parametrize(
     ("root", "head"),
     [
@@ -189,6 +197,22 @@ def test_other_wrappers_are_refused_by_name(config: transformers.PreTrainedConfi
         load(tmp_path, "float32", "cpu")
     with pytest.raises(ModelFolderError, match=says):
         base_outline.limits_of(EngineConfig(model=tmp_path, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, r"llava is quantised \(awq\)"),
+        ("llama", r"llava: text_config in config\.json must be a JSON object"),
+    ],
+    ids=["quantised", "no object"],
+)
+def test_what_the_config_says_of_the_text_model_is_refused_by_its_reason(
+    text: object, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    with pytest.raises(ModelFolderError, match=says):
+        read_supported_config(tmp_path)
 
 
 @pytest.mark.parametrize("number", [2, 8, 10], ids=["LLaVA", "Qwen 2.5 VL", "Qwen 3 VL"])

@@ -35,8 +35,11 @@ def _refuse(raw: dict[str, Any], *, with_vllm: bool) -> None:
     text = raw.get("text_config") or raw
     if raw.get("is_encoder_decoder"):
         raise ModelFolderError(f"{name} is an encoder-decoder. Motet serves only decoders.")
-    if raw.get("quantization_config") and not with_vllm:
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    if not isinstance(text, dict):
+        raise ModelFolderError(f"{name}: text_config in config.json must be a JSON object.")
+    quantised = raw.get("quantization_config") or text.get("quantization_config")
+    if quantised and not with_vllm:
+        method = quantised.get("quant_method", "unknown")
         raise ModelFolderError(
             f"{name} is quantised ({method}), which Motet's own engine does not serve yet. Use the unquantised "
             "weights, or a pool whose engine.backend is vllm."

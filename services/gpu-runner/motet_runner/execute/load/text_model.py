@@ -55,7 +55,8 @@ def text_config(folder: Path) -> Any:
     if text.model_type in OF_TEXT_ALONE:
         text = _of_text_alone(text)
     text.tie_word_embeddings = config.tie_word_embeddings  # the wrapper has the output layer
-    text.eos_token_id = getattr(config, "eos_token_id", None) or getattr(text, "eos_token_id", None)
+    if (ends := getattr(config, "eos_token_id", None)) is not None:  # 0 is one, too
+        text.eos_token_id = ends
     return text
 
 
