@@ -40,14 +40,15 @@ def _kept(folder: str, find: Callable[[str], Names], file: Path) -> Names:
     found: Names
     stamp = hashlib.sha256("\n".join((sys.version, *_files(folder))).encode()).digest()
     with suppress(OSError, EOFError, ValueError, TypeError):  # of a damaged file, too
-        of, found = marshal.loads(file.read_bytes())  # noqa: S302 - compiled kernels, which run, lie beside it
-        if of == stamp:
+        kept = file.read_bytes()
+        if kept.startswith(stamp):
+            found = marshal.loads(kept[len(stamp) :])  # noqa: S302 - compiled kernels, which run, lie beside it
             return found
     found = find(folder)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         written = file.with_name(f"{FILE}.{os.getpid()}")
-        written.write_bytes(marshal.dumps((stamp, found)))
+        written.write_bytes(stamp + marshal.dumps(found))
         written.replace(file)
     return found
 
