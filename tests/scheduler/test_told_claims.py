@@ -231,6 +231,17 @@ def test_a_claim_is_the_same_when_a_gateway_has_kept_it():
     assert event.claims == (refused.claim,)
 
 
+def test_claims_that_everybody_is_too_late_for_keep_nobody_out_who_comes_first_after_a_start():
+    driver = used_up()
+    others = told_others(driver, 40)
+    after = successor(driver, requests_per_minute=GRANT)
+    hear(after, *others)
+    after.wait(4.0 + CLAIM_SECONDS + 10.0)
+    for number in range(90):
+        after.enqueue(f"r{number}")
+        assert placed(after), number
+
+
 CONTENT = """
 from motet_scheduler.policy.quotas.quotas import content_of
 from tests.scheduler.test_told_claims import used_up

@@ -59,8 +59,8 @@ class Bucket:
             filled = (now - self._at) * self.rate
             self.level, self._most = min(self.level + filled, self.depth), min(self._most + filled, self.depth)
             self._at = now
-            if self.claims and self.level >= 0:  # else nobody could have come in
-                self.claims.drop_before(now - CLAIM_SECONDS)
+        if self.claims and self.level >= 0:  # else nobody could have come in
+            self.claims.drop_before(now - CLAIM_SECONDS)
 
     def owed_seconds(self, now: float) -> float:
         """How long nobody may take anything."""
