@@ -242,6 +242,39 @@ def test_claims_that_everybody_is_too_late_for_keep_nobody_out_who_comes_first_a
         assert placed(after), number
 
 
+@pytest.mark.parametrize("last_first", [False, True])
+@pytest.mark.parametrize("drawn_from", [False, True])
+def test_who_was_told_a_later_time_has_only_that_one_in_all_schedulers(drawn_from, last_first):
+    driver = used_up()
+    first = told(driver, **MINE)
+    account(driver).requests.give(-50, driver.clock())
+    driver.clock.advance(first.failure.retry_after)
+    last = told(driver, **MINE)
+    assert last.claim == first.claim._replace(seconds=pytest.approx(5.0))
+    after = successor(driver, requests_per_minute=GRANT)
+    if drawn_from:
+        after.enqueue("a")
+    for claim in (last.claim, first.claim) if last_first else (first.claim, last.claim):
+        hear(after, claim, seconds=0.0 if claim is last.claim else first.failure.retry_after)
+    after.enqueue("b")
+    (kept,) = account(after).requests.claims.in_order
+    assert kept.at == pytest.approx(after.clock() + 5.0)
+    after.enqueue("mine", **MINE)
+    hear(after, last.claim, seconds=-5.0, gateway="g1")
+    assert not account(after).requests.claims, "it has come in"
+
+
+def test_claims_that_were_used_up_are_over_also_if_no_more_are_taken_in(monkeypatch):
+    monkeypatch.setattr(quotas, "MAX_TOLD_CLAIMS", 1)
+    driver = used_up()
+    claim = told(driver, **MINE).claim
+    after = successor(driver, requests_per_minute=GRANT)
+    hear(after, claim)
+    hear(after, claim._replace(accounts=(), seconds=MAX_DEBT_SECONDS), gateway="g1")
+    after.enqueue("b")
+    assert not account(after).requests.claims
+
+
 CONTENT = """
 from motet_scheduler.policy.quotas.quotas import content_of
 from tests.scheduler.test_told_claims import used_up

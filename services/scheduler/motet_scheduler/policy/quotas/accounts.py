@@ -154,6 +154,11 @@ class Account:
         for one, amount, _ in self._wants(told.requests, told.tokens):
             one.restore_claim(Claim(at, amount, told.content, -inf, told.number))
 
+    def postpone_claim(self, at: float, told: ToldClaim) -> None:
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.postpone_claim(told.content, told.number, at)
+
     def drop_claim(self, content: int, number: int) -> None:
         for bucket in (self.requests, self.tokens):
             if bucket is not None:

@@ -119,7 +119,7 @@ class Bucket:
             if abs(at - own.at) <= NOTHING:
                 return own.number  # it was told its time again
             self.claims.drop(own)
-            since = own.since
+            since, number = own.since, own.number  # gateways forget its former time
         else:
             wait = self.wait(amount, now, content)
             if not (wait or self.claims):
@@ -140,6 +140,14 @@ class Bucket:
             begins = claim.at + claim.amount / self.rate
             self.claims_until = max(self.claims_until, begins) if self.claims else begins
             self.claims.add(claim)
+
+    def postpone_claim(self, content: int, number: int, at: float) -> None:
+        """It was told a later time, too. If it may come as late in any case, nothing changes."""
+        for one in self.claims.of(content):
+            if one.number == number and one.at + CLAIM_SECONDS < at:
+                self.claims.drop(one)
+                self.restore_claim(one._replace(at=at))
+                return
 
     def drop_claim(self, content: int, number: int) -> None:
         for one in self.claims.of(content):

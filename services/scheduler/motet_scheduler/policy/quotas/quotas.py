@@ -169,23 +169,36 @@ class Quotas:
         return draw.claim(account, now, self._book + self._claims_told)
 
     def hear_claims(self, claims: Iterable[ToldClaim], now: float) -> None:
-        """What schedulers before have told those whom they refused. Two gateways may have heard of the same."""
+        """What schedulers before have told those whom they refused. Two gateways may have heard of the same: who was
+        told several times has the last one."""
         for claim in claims if now <= self._hears_until else ():
-            known = self._claims_heard.get(claim.number)
-            own = self._book < claim.number <= self._book + self._claims_told
-            if own or (known is not None and claim.accounts) or len(self._claims_heard) >= MAX_TOLD_CLAIMS:
+            known, at = self._claims_heard.get(claim.number), now + claim.seconds
+            if self._book < claim.number <= self._book + self._claims_told:
+                continue  # its own
+            if known is not None and not known.accounts:
+                continue  # it is over
+            if known is not None and claim.accounts:
+                self._postpone_claim(at, claim)
+                continue
+            if known is not None:
+                self._drop_claim(known)
+            elif len(self._claims_heard) >= MAX_TOLD_CLAIMS:
                 continue
             if not self._claims_heard:
                 self.listens_until = now + LISTEN_SECONDS
             self._claims_heard[claim.number] = claim
-            if known is not None:  # it is over
-                self._drop_claim(known)
-            at = now + claim.seconds
             for name in claim.accounts:
                 if (account := self.accounts.get(name)) is not None:
                     account.restore_claim(at, claim)
                 elif len(told := self._told_claims[name]) < MAX_CLAIMS:
                     told[claim.number] = (at, claim)
+
+    def _postpone_claim(self, at: float, claim: ToldClaim) -> None:
+        for name in claim.accounts:
+            if (account := self.accounts.get(name)) is not None:
+                account.postpone_claim(at, claim)
+            elif claim.number in (told := self._told_claims.get(name, {})):
+                told[claim.number] = max(told[claim.number], (at, claim))
 
     def _drop_claim(self, claim: ToldClaim) -> None:
         for name in claim.accounts:
