@@ -225,10 +225,11 @@ def _read_claims(it: scheduler_pb2.AccountLevels) -> tuple[ToldClaim, ...]:
             tuple(AccountId(Holder(name.holder), name.name, name.group) for name in one.accounts),
         )
         for one in it.claims[:MAX_CLAIMS_IN_MESSAGE]
-        if -CLAIM_SECONDS <= one.seconds <= MAX_DEBT_SECONDS
+        if one.number
+        and -CLAIM_SECONDS <= one.seconds <= MAX_DEBT_SECONDS
         and 0 <= one.requests < inf
         and 0 <= one.tokens < inf
-        and len(one.accounts) <= len(Holder)
+        and len({name.holder for name in one.accounts}) == len(one.accounts)
         and all(name.holder in _HOLDERS for name in one.accounts)
     )
 
