@@ -339,12 +339,12 @@ def test_a_machine_without_threads_to_give_fails_the_adapter_and_not_the_engine(
 def test_a_step_parses_nothing_of_an_adapter_and_matches_none_of_its_patterns(
     llama: Path, adapters: list[Path], tmp_path: Path, monkeypatch
 ) -> None:
-    """A slow pattern and a header of ten megabytes cost the check; the iterations of all others only copy."""
+    """A slow pattern and a header of a megabyte cost the check; the iterations of all others only copy."""
     costly = Path(shutil.copytree(adapters[0], tmp_path / "costly"))
     config = json.loads((costly / CONFIG_NAME).read_text())
     pattern = "(?:" + "|".join(f"(?:.*){name}" for name in config["target_modules"]) + ")"
     (costly / CONFIG_NAME).write_text(json.dumps(config | {"target_modules": pattern}))
-    save_file(load_file(costly / WEIGHTS_NAME), costly / WEIGHTS_NAME, metadata={"notes": "x" * 10_000_000})
+    save_file(load_file(costly / WEIGHTS_NAME), costly / WEIGHTS_NAME, metadata={"notes": "x" * 1_000_000})
     engine = make_engine(llama)
     load(engine, A, costly)
     ran = run(engine, ask("base"), steps=1)
