@@ -19,6 +19,7 @@ NOT_BENCHMARKS = {
     "adapter_dora",
     "adapter_hits",
     "adapter_loads",
+    "adapter_proofs",
     "adapter_stack",
     "adapter_traffic",
     "child_driver",

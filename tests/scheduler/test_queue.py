@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import Capacity, RequestClass, RunnerIdentity
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
 from motet_scheduler.policy.class_queue import MAX_MOVED, MOVE_COSTS
 from motet_scheduler.policy.limit_changes import MAX_COST
@@ -396,7 +396,7 @@ def test_that_adapters_come_and_go_leaves_nothing():
     waiting.add("stays", tenant="other")
     waiting.queue.wait_for(waiting.by_name["stays"], "base", {})
     for n in range(50):
-        waiting.runner.adapters = {f"digest{n}"}
+        waiting.runner.adapters.replace({f"digest{n}": Tier.DEVICE})
         waiting.add(f"{n}")
         waiting.queue.wait_for(waiting.by_name[f"{n}"], f"digest{n}", {})
         waiting.add("small", tenant="small", request_class=BATCH)

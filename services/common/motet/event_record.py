@@ -23,7 +23,7 @@ Effect = TypeVar("Effect")
 
 Write = Callable[[bytes], None]
 
-RECORD_FORM = 5
+RECORD_FORM = 6
 """Raise it when events, settings or what is saved get another shape, or mean something else. Form 1 did not say so."""
 
 
