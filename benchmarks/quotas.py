@@ -10,7 +10,8 @@ estimates.
 `quota_error` is the difference between what was let in, or computed, and what was granted, after the first minute, of
 each account: who is refused by one draws from none. `retry_error` is the difference between what a client was told to
 wait and how long it waited until it came in, for 99 of 100 clients. `retry_error_killed` is the same for those whom a
-scheduler told that was killed before they came: gateways tell the next one of them.
+scheduler told that was killed before they came: gateways tell the next one of them. Who was to come while no scheduler
+ran, for a second after each kill, can come in only once the next one runs: its wait counts from there.
 
     python -m benchmarks.quotas [--minutes 10] [--json]
 """
@@ -288,9 +289,17 @@ class World:
         if (client := ask.client) is not None:
             if self.counts and client.told:
                 of = ask.source if client.told_by is self.scheduler else KILLED
-                self.retries[of].append(100 * abs(self.clock() - client.refused_at - client.told) / client.told)
+                due = self.with_a_scheduler(client.refused_at + client.told)
+                self.retries[of].append(100 * abs(self.clock() - due) / client.told)
             client.told, client.lengths = 0.0, None
         self.later(ask.answer * STEP_SECONDS, lambda: self.finish(ask))
+
+    def with_a_scheduler(self, due: float) -> float:
+        """The first time from then on at which a scheduler runs"""
+        for kill in self.kills:
+            if 0 <= due - self.began - kill < DOWN_SECONDS:
+                return self.began + kill + DOWN_SECONDS
+        return due
 
     def finish(self, ask: Ask) -> None:
         del self.asks[ask.name]
