@@ -184,20 +184,20 @@ def test_a_process_goes_on_with_the_record_of_one_that_was_killed_while_it_wrote
     ("line", "why"),
     [
         ("[1]", "line 1: it is no JSON object"),
-        ('{"policy": "supervisor", "form": 5, "config": {}}\n{"at": 1,\n{"at": 1}', "line 2: it is no JSON object"),
-        ('{"policy": "supervisor", "form": 5, "config": {}}\n{"at": 1,\n{"at": 1,', "line 2: it is no JSON object"),
+        ('{"policy": "supervisor", "form": 6, "config": {}}\n{"at": 1,\n{"at": 1}', "line 2: it is no JSON object"),
+        ('{"policy": "supervisor", "form": 6, "config": {}}\n{"at": 1,\n{"at": 1,', "line 2: it is no JSON object"),
         ('{"at": 1, "event": "Tick", "of": {}, "decided": null}', "line 1: .*begins with what its policy"),
-        ('{"policy": "x", "form": 5}', "line 1: .*no policy has the name 'x'"),
+        ('{"policy": "x", "form": 6}', "line 1: .*no policy has the name 'x'"),
         (
-            '{"policy": "supervisor", "form": 5, "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}',
+            '{"policy": "supervisor", "form": 6, "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}',
             "line 2",
         ),
         (
-            '{"policy": "supervisor", "form": 5, "config": {}}\n{"at": 1, "event": "field", "of": {}, "decided": ""}',
+            '{"policy": "supervisor", "form": 6, "config": {}}\n{"at": 1, "event": "field", "of": {}, "decided": ""}',
             "line 2",
         ),
         (
-            '{"policy": "supervisor", "form": 5, "config": {}}\n{"at": "a", "event": "Tick", "of": {}, "decided": ""}',
+            '{"policy": "supervisor", "form": 6, "config": {}}\n{"at": "a", "event": "Tick", "of": {}, "decided": ""}',
             "line 2",
         ),
     ],
@@ -212,9 +212,9 @@ def test_what_is_no_record_is_refused(line: str, why: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({}, "has form 1, and this motet replays form 5. Replay it with the motet that recorded it, or record again"),
-        ({"form": 6, "motet": "9.1"}, "has form 6, and this motet replays form 5. Replay it with motet 9.1, or record"),
-        ({"form": "5", "motet": 9}, "has form 5, and .* Replay it with the motet that recorded it"),
+        ({}, "has form 1, and this motet replays form 6. Replay it with the motet that recorded it, or record again"),
+        ({"form": 7, "motet": "9.1"}, "has form 7, and this motet replays form 6. Replay it with motet 9.1, or record"),
+        ({"form": "6", "motet": 9}, "has form 6, and .* Replay it with the motet that recorded it"),
     ],
 )
 def test_a_record_of_another_form_is_refused(written: dict[str, Any], said: str, record: Path) -> None:
