@@ -108,12 +108,16 @@ class SameAdapterFcfs(Production):
     def __init__(self) -> None:
         super().__init__()
         self._last: tuple[InstanceName, Digest] | None = None
+        self._next: int | None = None
+        """In the order in which they came: production's queue also offers the first for each other adapter."""
 
     def in_order(self, request: Request, runners: list[Runner]) -> Iterator[list[Runner]]:
-        yield [one for one in runners if not one.sequences or (one.instance, request.digest) == self._last]
+        if self._next is None or request.sequence <= self._next:
+            yield [one for one in runners if not one.sequences or (one.instance, request.digest) == self._last]
 
     def chosen(self, request: Request, runner: Runner) -> None:
         self._last = runner.instance, request.digest
+        self._next = max(self._next or 0, request.sequence + 1)
 
 
 class SameAdapter(Production):
