@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from motet_runner.engine import Engine
 from motet_runner.execute.load import base_outline
 from motet_runner.execute.load.load_model import load, read_config
 from motet_runner.execute.load.text_model import OF_TEXT_ALONE, TEXT_MODELS, checkpoint_of, text_config
+from motet_runner.external.vllm.linears import linears_of
 from motet_runner.interface import EngineConfig, ProofEnded
 from motet_runner.supported_models import read_supported_config
 from testbed.local_stack import BUNDLED
 from tests.runner.engines import ask, run
+from tests.runner.external.fake_driven import load_vllm_with
 from tests.runner.families import GROUPED, WRAPPED, Family, pretrained, save_adapters, save_model
 from tests.runner.peft_reference import Served, World, assert_equal, reference_logits
 from tests.runner.random_models import RandomAdapter
@@ -203,9 +206,10 @@ def test_other_wrappers_are_refused_by_name(config: transformers.PreTrainedConfi
     ("text", "says"),
     [
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, r"llava is quantised \(awq\)"),
+        ({"quantization_config": "awq"}, r"llava: quantization_config in config\.json must be a JSON object"),
         ("llama", r"llava: text_config in config\.json must be a JSON object"),
     ],
-    ids=["quantised", "no object"],
+    ids=["quantised", "quantised by a word", "no object"],
 )
 def test_what_the_config_says_of_the_text_model_is_refused_by_its_reason(
     text: object, says: str, tmp_path: Path
@@ -213,6 +217,23 @@ def test_what_the_config_says_of_the_text_model_is_refused_by_its_reason(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
     with pytest.raises(ModelFolderError, match=says):
         read_supported_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", WRAPPED[1:], ids=lambda one: one.name)
+def test_with_vllm_the_check_of_an_adapter_refuses_the_base_as_a_runner_does(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family.config.save_pretrained(tmp_path)
+    config = EngineConfig(model=tmp_path, device="cpu")
+    # A runner with vLLM asks for the linears first.
+    load = load_vllm_with(lambda config: linears_of(config.model), monkeypatch)
+    with pytest.raises(ModelFolderError) as refused:
+        load(config)
+    says = f"vLLM cannot serve {tmp_path}: config.json has model_type '{family.config.model_type}', and with vLLM "
+    says += "Motet serves only models of text alone. Change model.uri, or set engine.backend to motet."
+    assert str(refused.value) == says
+    with pytest.raises(ModelFolderError, match=f"^{re.escape(says)}$"):
+        base_outline.limits_of(config, with_vllm=True)
 
 
 @pytest.mark.parametrize("number", [2, 8, 10], ids=["LLaVA", "Qwen 2.5 VL", "Qwen 3 VL"])

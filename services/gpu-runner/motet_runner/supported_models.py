@@ -38,6 +38,8 @@ def _refuse(raw: dict[str, Any], *, with_vllm: bool) -> None:
     if not isinstance(text, dict):
         raise ModelFolderError(f"{name}: text_config in config.json must be a JSON object.")
     quantised = raw.get("quantization_config") or text.get("quantization_config")
+    if quantised and not isinstance(quantised, dict):
+        raise ModelFolderError(f"{name}: quantization_config in config.json must be a JSON object.")
     if quantised and not with_vllm:
         method = quantised.get("quant_method", "unknown")
         raise ModelFolderError(

@@ -1,19 +1,25 @@
 """What the child asks of vLLM, without vLLM: it counts blocks as vLLM does, and a function gives the tokens."""
 
+import importlib
 import math
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
 
 from motet.domain import pages_for
 from motet_runner.external.vllm.driven import Ask, Facts, Produced
 from motet_runner.external.vllm.row_changes import ChangedRow, ChangedRows, RowChanges
-from motet_runner.interface import Logprobs
+from motet_runner.interface import Engine, EngineConfig, Logprobs
 
 VOCABULARY = 1000
 EOS = VOCABULARY - 1
 MAX_REQUESTS = 64
+LOAD = "motet_runner.external.vllm.load_vllm"
 
 
 def facts(**changes) -> Facts:
@@ -32,6 +38,16 @@ def facts(**changes) -> Facts:
         "shares_prefixes": True,
     }
     return Facts(**(usual | changes))
+
+
+def load_vllm_with(
+    surface: Callable[[EngineConfig], object], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[EngineConfig], Engine]:
+    """`load_vllm`, for which `surface` is vLLM"""
+    monkeypatch.setitem(sys.modules, "motet_runner.external.vllm.surface", Mock(Surface=surface))
+    monkeypatch.setitem(sys.modules, LOAD, Mock())
+    del sys.modules[LOAD]  # it comes again, and imports this surface
+    return importlib.import_module(LOAD).load_vllm
 
 
 def next_token(tokens, adapter: str, changed: ChangedRow | None = None) -> int:

@@ -1,12 +1,9 @@
 """What a start finds out about a vLLM that does not do what the plan relies on."""
 
-import importlib
 import json
-import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from safetensors import SafetensorError
@@ -16,13 +13,14 @@ from motet_runner.external.vllm.driven import Ask, Penalties, Produced
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.interface import EngineConfig, Logprobs
 from testbed.tree import ROOT
-from tests.runner.external.fake_driven import FakeDriven, facts
+from tests.runner.external.fake_driven import FakeDriven, facts, load_vllm_with
+from tests.runner.families import WRAPPED
 
+GEMMA = WRAPPED[0]
 LINEARS = {f"model.layers.{layer}.{kind}": (16, 32) for layer in range(2) for kind in ("q_proj", "up_proj", "router")}
 WITHOUT = Logprobs(-0.5, ((7, -0.5), (8, -2.0)))
 WITH = Logprobs(-0.1, ((9, -0.1), (7, -3.0)))
 MODEL = ROOT / "cli" / "motet_cli" / "bundled" / "model"
-LOAD = "motet_runner.external.vllm.load_vllm"
 
 
 @dataclass
@@ -126,13 +124,20 @@ def test_an_error_that_is_of_no_kind_of_linear_ends_the_start(error: Exception) 
 
 def test_a_start_that_lacks_memory_names_the_fields_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     lacks = Tried(raises=("up_proj",), error=MemoryError())
-    monkeypatch.setitem(sys.modules, "motet_runner.external.vllm.surface", Mock(Surface=lambda _: lacks))
-    monkeypatch.setitem(sys.modules, LOAD, Mock())
-    del sys.modules[LOAD]  # it comes again, and imports this surface
-    load = importlib.import_module(LOAD).load_vllm
+    load = load_vllm_with(lambda _: lacks, monkeypatch)
     fields = r"engine\.maxResidentAdapters, engine\.maxLoraRank or engine\.kvCacheMiB"
     with pytest.raises(ModelFolderError, match=rf"^vLLM cannot serve .*: MemoryError\. Lower {fields}\.$"):
         load(EngineConfig(model=MODEL, kv_cache_mib=64))
+
+
+def test_ends_that_only_the_text_model_inside_has_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    GEMMA.config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text()) | {"eos_token_id": None}
+    raw["text_config"]["eos_token_id"] = [7, 3]
+    path.write_text(json.dumps(raw))
+    load = load_vllm_with(lambda _: Tried(), monkeypatch)
+    assert load(EngineConfig(model=tmp_path)).info.eos_token_ids == (3, 7)
 
 
 def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(

@@ -21,6 +21,8 @@ from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
 from motet_runner.execute.load.load_model import load, read_config, without_weights
 from motet_runner.execute.load.text_model import text_config
+from motet_runner.external.vllm.linears import linears_of
+from motet_runner.external.vllm.reason import refusal_of
 from motet_runner.interface import EngineConfig
 from motet_runner.supported_models import stored_dtype
 
@@ -32,6 +34,11 @@ def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
     """What an engine with this configuration would check adapters against. Raises ModelFolderError for a model that
     Motet does not serve. `with_vllm`: the engine is vLLM."""
     raw = read_config(config.model, with_vllm=with_vllm)
+    if with_vllm:
+        try:
+            linears_of(config.model)
+        except Exception as error:  # as the runner does
+            raise refusal_of(error, config, raw) from error
     dtype = _dtype(config, raw)
     linears = _linears(config.model)
     if linears is None:

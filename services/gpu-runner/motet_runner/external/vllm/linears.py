@@ -7,10 +7,17 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from motet.errors import ModelFolderError
+
 
 def linears_of(model: Path) -> dict[str, tuple[int, int]]:
-    """Module path → (inputs, outputs), for all but the head."""
+    """Module path → (inputs, outputs), for all but the head. Raises ModelFolderError for a model that is more than
+    one of text, and otherwise what transformers raises."""
     config = transformers.AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelFolderError(
+            f"config.json has model_type {config.model_type!r}, and with vLLM Motet serves only models of text alone"
+        )
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = empty.get_output_embeddings()

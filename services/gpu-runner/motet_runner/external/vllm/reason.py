@@ -2,9 +2,12 @@
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from motet.errors import ModelFolderError
+from motet_runner.interface import EngineConfig
 
 FIELDS = {
     "max_model_len": "engine.maxModelLength",
@@ -35,6 +38,15 @@ _OF_OTHERS = "See stack trace for root cause"
 """A worker that fails as it starts says only in the log why."""
 _FILE = re.compile(r"['<](/[^'>]*)['>]")
 _FIELD = re.compile(rf"\bengine\.[a-z]+[A-Z]|{'|'.join(map(re.escape, FIELDS.values()))}")
+
+
+def refusal_of(error: Exception, config: EngineConfig, raw: Mapping[str, Any]) -> ModelFolderError:
+    """What a runner with vLLM says of a model that it cannot serve. `raw`: the model's config.json"""
+    quantised = "quantization_config" in raw
+    beside = " (quantised; not all builds compute adapters beside that)" if quantised else ""
+    reason = reason_of(error).removesuffix(".")
+    advice = advice_of(error, quantised=quantised, kv_by_share=config.kv_cache_mib is None)
+    return ModelFolderError(f"vLLM cannot serve {config.model}{beside}: {reason}.{advice}")
 
 
 def reason_of(error: Exception) -> str:
