@@ -9,7 +9,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.quotas import CLAIM_SECONDS, MAX_CLAIMS_IN_MESSAGE, MAX_DEBT_SECONDS
 from motet_scheduler import conversion
-from motet_scheduler.policy import effects, events, quota_gate
+from motet_scheduler.policy import effects, events, quota_gate, request_lifecycle
 from motet_scheduler.policy.quotas import quotas
 from motet_scheduler.policy.quotas.buckets import MAX_CLAIMS
 from motet_scheduler.policy.quotas.quotas import LISTEN_SECONDS
@@ -158,6 +158,63 @@ def test_those_that_wait_until_gateways_have_told_are_bounded(monkeypatch):
         listened(after)
         decided.append(len(refusal(after)))
     assert decided == [2, 2, 1]
+
+
+def test_those_that_have_ended_take_nobodys_turn_when_gateways_have_told(monkeypatch):
+    monkeypatch.setattr(quota_gate, "DECIDED_AT_ONCE", 2)
+    driver = used_up()
+    refused = told(driver, **MINE)
+    (level,) = refused.accounts
+    after = after_a_second(driver, replace(refused, accounts=(level._replace(requests=-500),)), refused.claim)
+    for number in range(8):
+        after.enqueue(f"r{number}", prefix_hints=(number + 10,))
+    for number in range(6):
+        after.cancel(f"r{number}")
+    listened(after)
+    assert [refused.request for refused in after.of(effects.SendRefused)] == ["r6", "r7"]
+
+
+def test_nothing_is_kept_for_those_whose_gateway_has_gone_meanwhile(monkeypatch):
+    driver = used_up()
+    refused = told(driver, **MINE)
+    (level,) = refused.accounts
+    after = after_a_second(driver, replace(refused, accounts=(level._replace(requests=-500),)), refused.claim)
+    after.gateway("g1")
+    for number in range(3):
+        after.enqueue(f"r{number}", gateway="g1", prefix_hints=(number + 10,))
+    monkeypatch.setattr(request_lifecycle, "ENDED_AT_ONCE", 0)
+    after.send(events.GatewayDisconnected("g1"))
+    listened(after)
+    assert not refusal(after)
+    assert len(account(after).requests.claims) == 1
+    assert not after.scheduler.state.quotas.waiting
+
+
+@pytest.mark.parametrize("drawn_from", [False, True])
+def test_a_claim_that_is_over_leaves_nothing(drawn_from):
+    driver = used_up()
+    claim = told(driver, **MINE).claim
+    after = successor(driver, requests_per_minute=GRANT)
+    if drawn_from:
+        after.enqueue("a")
+    hear(after, claim)
+    hear(after, claim._replace(accounts=(), seconds=60.0))
+    assert not after.scheduler.state.quotas.told_claims
+
+
+def test_what_others_were_told_is_kept_while_the_account_is_full():
+    driver = used_up()
+    told_others(driver, 200)
+    for number in range(101):
+        driver.finish(f"r{number}")
+    driver.wait(12.0)
+    for number in range(20):  # a few accounts are looked at with each
+        driver.enqueue(f"s{number}", tenant=f"t{number}")
+    came = 0
+    while not refusal(driver):
+        driver.enqueue(f"n{came}", **OTHERS)
+        came += 1
+    assert 60 < came < 90, "all but what the others were promised"
 
 
 def test_what_gateways_say_of_its_own_claims_changes_nothing():

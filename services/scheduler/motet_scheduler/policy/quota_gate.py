@@ -16,7 +16,7 @@ moment to follow: meanwhile nobody is refused for a rate, but waits as those of 
 than the one that told it when to come.
 """
 
-from collections import deque
+from itertools import islice
 from math import inf
 
 from motet.errors import RateLimited
@@ -48,8 +48,6 @@ class QuotaGate:
         self._quotas = state.quotas
         self._lifecycle = lifecycle
         self._positions = positions
-        self._undecided: deque[Request] = deque()
-        """Those that would be refused for a rate if all gateways had told of claims."""
 
     def refusal(self, request: Request) -> RateLimited | None:
         """Why a new request is refused, for its quota. None: it may come in, now or later."""
@@ -102,8 +100,6 @@ class QuotaGate:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self._lifecycle.deadlines.add(request.deadline_at, request)
         self._hold(request, draw, blocked)
-        if not draw.charged and request.request_class is not RequestClass.BATCH:
-            self._undecided.append(request)
         self._positions.report(request, blocked.position(draw.waiting_key))
         return False
 
@@ -186,22 +182,22 @@ class QuotaGate:
 
     def tick(self) -> None:
         self._quotas.tick(self._state.now)
-        if self._undecided and not self._quotas.listens(self._state.now):
-            for _ in range(min(DECIDED_AT_ONCE, len(self._undecided))):
-                self._decide(self._undecided.popleft())
+        if self._quotas.undecided and not self._quotas.listens(self._state.now):
+            for request in list(islice(self._quotas.undecided, DECIDED_AT_ONCE)):
+                self._decide(request)
 
     def _decide(self, request: Request) -> None:
         draw = request.draw
-        if draw is None or draw.charged or draw.waits_for is None:
-            return  # it has ended, or was let in
-        if (blocked := self._owing(request, draw)) is None:
+        assert draw is not None
+        assert draw.waits_for is not None
+        if request.forgotten or (blocked := self._owing(request, draw)) is None:
             self._try(request, draw.waits_for)
         else:
             over = self._over(draw, blocked)
             self._lifecycle.refuse(request, Failure.of(over), self._quotas.told(request, self._state.now))
 
     def next_due(self) -> float:
-        return min(self._quotas.next_due(), self._quotas.listens_until if self._undecided else inf)
+        return min(self._quotas.next_due(), self._quotas.listens_until if self._quotas.undecided else inf)
 
 
 def _begin(account: Account) -> str:

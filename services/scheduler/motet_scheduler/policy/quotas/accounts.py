@@ -192,7 +192,7 @@ class Account:
 
     def is_idle(self, now: float) -> bool:
         """Whether a new one would be the same."""
-        return not self.draws and all(one is None or one.is_full(now) for one in (self.requests, self.tokens))
+        return not self.draws and all(one is None or one.is_idle(now) for one in (self.requests, self.tokens))
 
     def charge_unplaced(self, requests: float, tokens: float) -> None:
         self.unplaced += 1

@@ -172,6 +172,7 @@ class Bucket:
     def _within(self, level: float) -> float:
         return min(self.depth, max(-self.max_debt, level))
 
-    def is_full(self, now: float) -> bool:
+    def is_idle(self, now: float) -> bool:
+        """Whether a new one would be the same."""
         self.fill(now)
-        return self.level >= self.depth
+        return self.level >= self.depth and not self.claims

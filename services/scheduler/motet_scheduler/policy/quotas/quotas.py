@@ -1,9 +1,9 @@
 """Which limits apply to a request, and the accounts of those who have limits.
 
-An account that is full and that nobody uses is forgotten: a new one would be the same.
+An account that is full and that nobody uses or has a claim on is forgotten: a new one would be the same.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -11,6 +11,7 @@ from itertools import count
 from math import inf
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
+from motet.runner_info import RequestClass
 from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Holder, ToldClaim
 from motet_scheduler.policy.quotas.buckets import MAX_CLAIMS
 from motet_scheduler.policy.quotas.draws import Draw
@@ -50,7 +51,7 @@ class Quotas:
         self._told: dict[AccountId, tuple[float, AccountLevel]] = {}
         """What schedulers before have said last, and when. Until all would be full again."""
         self._told_until = -inf
-        self._told_claims: defaultdict[AccountId, dict[int, tuple[float, ToldClaim]]] = defaultdict(dict)
+        self.told_claims: dict[AccountId, dict[int, tuple[float, ToldClaim]]] = {}
         """Of accounts that nobody has drawn from yet: when each is due."""
         self._claims_heard: dict[int, ToldClaim] = {}
         """Also those that are over, and those on other accounts."""
@@ -68,6 +69,8 @@ class Quotas:
         """Accounts that requests wait for."""
         self.waiting = 0
         """How many requests wait for an account."""
+        self.undecided: dict[Request, None] = {}
+        """Those that would be refused for a rate if all gateways had told of claims."""
 
     def state(self, pools: Iterable[PoolSpec], adapters: Iterable[AdapterSpec], now: float) -> bool:
         """Replace the limits. What was used stays used. Returns whether they changed."""
@@ -130,7 +133,7 @@ class Quotas:
             if name in self._told:
                 told_at, level = self._told[name]
                 account.restore(level, now - told_at, now)
-            for at, claim in sorted(self._told_claims.pop(name, {}).values()):
+            for at, claim in sorted(self.told_claims.pop(name, {}).values()):
                 account.restore_claim(at, claim)
         else:
             self.accounts.move_to_end(name)
@@ -190,19 +193,21 @@ class Quotas:
             for name in claim.accounts:
                 if (account := self.accounts.get(name)) is not None:
                     account.restore_claim(at, claim)
-                elif len(told := self._told_claims[name]) < MAX_CLAIMS:
+                elif len(told := self.told_claims.setdefault(name, {})) < MAX_CLAIMS:
                     told[claim.number] = (at, claim)
 
     def _postpone_claim(self, at: float, claim: ToldClaim) -> None:
         for name in claim.accounts:
             if (account := self.accounts.get(name)) is not None:
                 account.postpone_claim(at, claim)
-            elif claim.number in (told := self._told_claims.get(name, {})):
+            elif claim.number in (told := self.told_claims.get(name, {})):
                 told[claim.number] = max(told[claim.number], (at, claim))
 
     def _drop_claim(self, claim: ToldClaim) -> None:
         for name in claim.accounts:
-            self._told_claims[name].pop(claim.number, None)
+            told = self.told_claims.get(name, {})
+            if told.pop(claim.number, None) is not None and not told:
+                del self.told_claims[name]
             if (account := self.accounts.get(name)) is not None:
                 account.drop_claim(claim.content, claim.number)
 
@@ -215,6 +220,8 @@ class Quotas:
         draw.waiting_key = (not draw.charged, int(request.request_class), *request.key)
         account.enter(draw.waiting_key, request)
         self.lines[account] = None
+        if not draw.charged and request.request_class is not RequestClass.BATCH:
+            self.undecided[request] = None
         self.look_again(account, draw, now)
 
     def look_again(self, account: Account, draw: Draw, now: float) -> None:
@@ -231,6 +238,7 @@ class Quotas:
         assert draw is not None
         assert draw.waits_for is not None
         self.waiting -= 1
+        self.undecided.pop(request, None)
         draw.waits_for.leave(draw.waiting_key)
         if not draw.waits_for.waiting:
             del self.lines[draw.waits_for]
@@ -281,7 +289,7 @@ class Quotas:
             self._told.clear()
         if self._claims_heard and now > self._hears_until:
             self._claims_heard.clear()
-            self._told_claims.clear()
+            self.told_claims.clear()
 
     def _forget_idle(self, most: int, now: float) -> None:
         for _ in range(min(most, len(self.accounts))):
@@ -310,6 +318,8 @@ class Quotas:
                 assert bucket is None or -bucket.max_debt - 1e-6 <= bucket.level <= bucket.depth, f"{account.id}: level"
         waiting = [draw for draw in draws if draw.waits_for is not None]
         assert set(self.lines) == {draw.waits_for for draw in waiting}, "lines"
+        owing = {one for one in requests if one.held and one.draw is not None and not one.draw.charged}
+        assert self.undecided.keys() == {one for one in owing if one.request_class is not RequestClass.BATCH}
         assert self.waiting == len(waiting) == sum(len(one.waiting) for one in self.accounts.values()), "waiting"
         assert all(self.accounts.get(one.id) is one for draw in draws for one in draw.accounts), "an account was lost"
 
