@@ -4,7 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from math import inf
 
-from motet.due_timer import DueTimer
+import pytest
+
+from motet.due_timer import CATCH_UP_SECONDS, DueTimer
 from tests.common.virtual_time import in_virtual_time
 
 
@@ -12,12 +14,16 @@ class Policy:
     """Does something at each of the times, and notes when it was called."""
 
     def __init__(self, *times, pause=0.0, fails=0, unknown_until=0.0):
-        self.clock = asyncio.get_running_loop().time
+        self.stood_still = 0.0
+        """So long its process was paused."""
         self.times = list(times)
         self.calls = []
         self.fails = fails
         self.unknown_until = unknown_until
         self.timer = DueTimer(self.next_due, self.ring, clock=self.clock, pause=pause)
+
+    def clock(self):
+        return asyncio.get_running_loop().time() + self.stood_still
 
     def next_due(self):
         if self.clock() < self.unknown_until:
@@ -45,6 +51,31 @@ async def test_it_rings_at_each_time_and_at_no_other():
     async with running(Policy(1.0, 2.5, 7.0)) as policy:
         await asyncio.sleep(100)
     assert policy.calls == [1.0, 2.5, 7.0]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("changed", [False, True])
+async def test_what_came_while_the_process_was_paused_is_heard_before_anything_is_due(changed):
+    async with running(Policy(30.0, 90.0)) as policy:
+        await asyncio.sleep(1)
+        policy.stood_still = 40.0
+        if changed:
+            policy.timer.changed()
+        else:
+            await asyncio.sleep(29)
+        await asyncio.sleep(0.5)
+        policy.times.remove(30.0)
+        await asyncio.sleep(100)
+    assert policy.calls == [90.0]
+
+
+@in_virtual_time
+async def test_what_is_due_all_the_same_comes_soon_after_a_pause():
+    async with running(Policy(30.0)) as policy:
+        await asyncio.sleep(1)
+        policy.stood_still = 40.0
+        await asyncio.sleep(100)
+    assert policy.calls == [70.0 + CATCH_UP_SECONDS]
 
 
 @in_virtual_time

@@ -14,12 +14,21 @@ log = structlog.get_logger(__name__)
 PAUSE_AFTER_ERROR_SECONDS = 1.0
 """Before the next attempt: a lasting error must not fill the log."""
 
+STOOD_STILL_SECONDS = 0.5
+"""Who wakes up as late was paused."""
+
+CATCH_UP_SECONDS = 1.0
+"""After that, this long only what others send is heard."""
+
 
 class DueTimer:
     """Calls `ring` when the time of `next_due` comes.
 
     Whoever may have changed what `next_due` says calls `changed`. That costs next to nothing: the new time is looked at
     `pause` seconds later, for all changes until then at once. Two calls of `ring` are at least as far apart.
+
+    After the process was paused, `ring` is called a moment later: what others have sent meanwhile still waits in the
+    sockets, and while that is not known, a policy would take them for silent.
     """
 
     def __init__(self, next_due: Callable[[], float], ring: Callable[[], None], *, clock: Clock, pause: float) -> None:
@@ -44,10 +53,13 @@ class DueTimer:
                 wait, pause = 0.0, PAUSE_AFTER_ERROR_SECONDS
                 log.exception("periodic_task_failed", work="when something is due")
             if wait > 0:
+                until = self._clock() + wait
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait if wait < inf else None):
                         await self._changed.wait()
                         await asyncio.sleep(self._pause)
+                if self._clock() > until + STOOD_STILL_SECONDS:
+                    await asyncio.sleep(CATCH_UP_SECONDS)
                 continue
             try:
                 self._ring()
