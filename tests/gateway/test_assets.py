@@ -167,7 +167,11 @@ async def fetched(cluster: FakeServices, folder: Path) -> AssetStore[ModelTokeni
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
 async def test_files_that_a_power_failure_has_damaged_are_fetched_again(tmp_path: Path, damage: str) -> None:
     """Some of it nobody would notice: without its template, the model would have none."""
-    files = model_assets() | {"special_tokens_map.json": b"{}"}
+    files = model_assets() | {
+        "special_tokens_map.json": b"{}",
+        "chat_template.json": b'{"chat_template": "another"}',
+        "config.json": b'{"max_position_embeddings": 512, "vision_config": {}}',
+    }
     assert files.keys() == set(ASSET_FILES)
     digest = assets_digest(files)
     kept = tmp_path / hex_of(digest)
@@ -186,6 +190,7 @@ async def test_files_that_a_power_failure_has_damaged_are_fetched_again(tmp_path
         model = store.get(digest)
         assert model is not None
         assert model.template is not None
+        assert model.template.text == "another"
         assert asset_digest(kept) == digest
         assert [runner.asset_requests for runner in cluster.runners] == [1]
         await fetched(cluster, tmp_path)

@@ -16,9 +16,16 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import model_assets
 from tests.common.waiting import PATIENCE_S
 
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+GENERATION, TOKENIZER, PROCESSOR = "generation_config.json", "tokenizer_config.json", "chat_template.json"
 MALFORMED = {
     "latin-1": ("chat_template.jinja", b"caf\xe9", r"chat_template\.jinja is not UTF-8: see byte 3"),
+    "a template of lists": (
+        PROCESSOR,
+        b'{"chat_template": []}',
+        r"chat_template\.json: chat_template must be text, not \[\]",
+    ),
+    "a processor's, cut short": (PROCESSOR, b'{"chat', r"chat_template\.json is not valid JSON"),
+    "a processor's, latin-1": (PROCESSOR, b"caf\xe9", r"chat_template\.json is not UTF-8: see byte 3"),
     "a list in a list": (GENERATION, b'{"eos_token_id": [[1]]}', r"generation_config\.json: eos_token_id must be"),
     "an id of text": ("config.json", b'{"eos_token_id": "1"}', r"config\.json: eos_token_id must be a token id"),
     "half of a pair": (TOKENIZER, b'{"eos_token": "\\ud800"}', r"tokenizer_config\.json: 'eos_token' holds half"),
@@ -42,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir(parents=True)
     for name, data in model_assets(template=None).items():
         (made / name).write_bytes(data)
+    (made / "config.json").write_text(json.dumps({"max_position_embeddings": 512, "vision_config": {}}))
     return made
 
 
@@ -67,6 +75,7 @@ def test_whatever_may_be_left_out_may_be_null(folder: Path) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "eos_token_id")
     (folder / GENERATION).write_text(json.dumps(dict.fromkeys(names)))
     (folder / TOKENIZER).write_text(json.dumps({"chat_template": None, "eos_token": None}))
+    (folder / PROCESSOR).write_text(json.dumps({"chat_template": None}))
     check_asset_files(folder)
     ModelTokenizer.from_folder(folder)
 

@@ -6,6 +6,7 @@
 import json
 import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from motet.errors import ModelFolderError
 from motet_runner import offline_proof
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.proof import Proof, ProofOrder
+from motet_runner.base_tokenizer import tokenizer_of
 from motet_runner.engine import Engine
 from motet_runner.execute.load import base_outline
 from motet_runner.execute.load.load_model import load, read_config
@@ -39,6 +41,11 @@ ADAPTER = Digest("sha256:one")
 ONE = (RandomAdapter(5, 9),)
 GEMMA = WRAPPED[0]
 WEIGHTS = "model.safetensors"
+TEMPLATES = {
+    "chat_template.jinja": "a text",
+    "chat_template.json": json.dumps({"chat_template": "of the processor"}),
+    "tokenizer_config.json": json.dumps({"chat_template": "of the tokenizer"}),
+}
 
 
 def engine_with_logits(base: Path) -> tuple[Engine, dict[str, list[torch.Tensor]]]:
@@ -122,6 +129,26 @@ def test_the_token_0_ends_a_text_for_the_gateway_and_the_engine(tmp_path: Path) 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 0}))
     assert AssetFields(tmp_path).eos_ids == {text_config(tmp_path).eos_token_id} == {0}
+
+
+@pytest.mark.parametrize("of_text", [False, True], ids=["text and images", "text"])
+@pytest.mark.parametrize(
+    "there",
+    [there for count in range(4) for there in combinations(TEMPLATES, count)],
+    ids=lambda there: " and ".join(there) or "none",
+)
+def test_the_chat_template_is_the_one_that_transformers_takes(
+    there: tuple[str, ...], of_text: bool, tmp_path: Path
+) -> None:
+    (GEMMA.config.get_text_config() if of_text else GEMMA.config).save_pretrained(tmp_path)
+    shutil.copy(BUNDLED / "model" / "tokenizer.json", tmp_path)
+    for name in there:
+        (tmp_path / name).write_text(TEMPLATES[name])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path).chat_template
+    if not of_text:  # its processor asks first
+        theirs = transformers.ProcessorMixin.get_processor_dict(tmp_path)[0].get("chat_template", theirs)
+    assert AssetFields(tmp_path).chat_template == (theirs or "")
+    assert tokenizer_of(tmp_path).chat_template == theirs
 
 
 @pytest.mark.parametrize(

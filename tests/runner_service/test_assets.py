@@ -11,9 +11,11 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.digest import (
     ADAPTER_OPTIONAL_FILES,
     ASSET_FILES,
+    PROCESSOR_TEMPLATE,
     ContentDigest,
     adapter_digest,
     asset_digest,
+    asset_files,
     base_digest,
     digest_from_hex,
     digest_of,
@@ -201,7 +203,20 @@ def test_files_that_do_not_change_answers_do_not_change_the_digest(tmp_path):
 
 
 def test_the_files_that_a_gateway_reads_belong_to_an_adapters_digest():
-    assert set(ASSET_FILES) - {"config.json"} <= set(ADAPTER_OPTIONAL_FILES)
+    assert set(ASSET_FILES) - {"config.json", PROCESSOR_TEMPLATE} <= set(ADAPTER_OPTIONAL_FILES)
+
+
+def test_a_processors_template_counts_for_a_model_that_has_a_processor(tmp_path):
+    model = write_model(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    without = asset_digest(model)
+    (model / PROCESSOR_TEMPLATE).write_text('{"chat_template": "x"}')
+    assert asset_digest(model) == without, "runners and gateways of the version before agree on it"
+    for broken in ("[]", "{", '{"text_config": 1}'):
+        (model / "config.json").write_text(broken)
+        assert PROCESSOR_TEMPLATE not in asset_files(model)
+    (model / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
+    assert PROCESSOR_TEMPLATE in asset_files(model)
 
 
 def test_files_are_digested_in_the_order_of_their_names():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from motet.adapter_template import declared_template
+from motet.digest import PROCESSOR_TEMPLATE, asset_files
 from motet.errors import InvalidRequest, ModelFolderError
 from motet.sampling import OPTIONS
 
@@ -98,6 +99,12 @@ def _ids(content: Mapping[str, Any], file: str) -> frozenset[int] | None:
 
 
 def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str:
+    """Of several, the one that transformers takes: a processor's first, then the tokenizer's."""
+    of_processor = _object(folder, PROCESSOR_TEMPLATE) if PROCESSOR_TEMPLATE in asset_files(folder) else {}
+    if (text := of_processor.get("chat_template")) is not None:
+        if not isinstance(text, str):
+            raise _wrong(f"{PROCESSOR_TEMPLATE}: chat_template", f"must be text, not {_shown(text)}")
+        return text
     try:
         jinja = _text(folder / "chat_template.jinja")
     except FileNotFoundError:

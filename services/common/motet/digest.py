@@ -4,6 +4,7 @@ Name and size are hashed before each file's bytes. So the digest changes when by
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,8 +31,12 @@ ADAPTER_OPTIONAL_FILES = (
 that it gave where it was trained. Those that exist beside the weights, with exactly these names, count for the digest.
 No other file does. A name that you add here changes the digest of every adapter that has such a file."""
 
+PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where processors of models of text and images have kept their chat template"""
+
 ASSET_FILES = (
     "chat_template.jinja",
+    PROCESSOR_TEMPLATE,
     "config.json",
     "generation_config.json",
     "special_tokens_map.json",
@@ -41,6 +46,7 @@ ASSET_FILES = (
 """The files of a model that a gateway needs, where they exist."""
 
 _PREFIX = "sha256:"
+_PARTS = ("text_config", "vision_config")
 
 
 class ContentDigest:
@@ -86,7 +92,18 @@ def adapter_digest(folder: Path) -> Digest:
 
 
 def asset_files(folder: Path) -> list[str]:
-    return [name for name in ASSET_FILES if (folder / name).is_file()]
+    names = [name for name in ASSET_FILES if (folder / name).is_file()]
+    if PROCESSOR_TEMPLATE in names and not _reads_more_than_text(folder):
+        names.remove(PROCESSOR_TEMPLATE)  # such a model has no processor, so transformers does not read it
+    return names
+
+
+def _reads_more_than_text(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):  # who uses the file says what is wrong
+        return False
+    return isinstance(config, dict) and any(isinstance(config.get(part), dict) for part in _PARTS)
 
 
 def asset_digest(folder: Path) -> Digest:

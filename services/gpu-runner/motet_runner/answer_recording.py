@@ -68,11 +68,12 @@ def answers_of_peft(order: Recording) -> RecordedAnswers:
         raise SetupError(
             f"without {error.name} nothing can be recorded. Install it with: pip install peft 'motet[runner]'"
         ) from error
+    from motet_runner.base_tokenizer import read_tokenizer
     from motet_runner.execute.load.device import device_named
 
     transformers.utils.logging.disable_progress_bar()
     with _explained(f"use {order.folder} on {order.model}"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
+        tokenizer = read_tokenizer(order.model)
         own = own_template(order.folder, order.model)
         questions = _questions(tokenizer, own.text if own is not None else tokenizer.chat_template, prompts)
         config = transformers.AutoConfig.from_pretrained(order.model)
