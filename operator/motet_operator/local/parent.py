@@ -35,9 +35,15 @@ REAP_SECONDS = 1.0
 def operator_spec(layout: StateDirectory, env: Mapping[str, str]) -> ProcessSpec:
     metrics = layout.metrics_address("operator")
 
+    reported = 0
+
     async def has_reported() -> bool:
+        nonlocal reported
         record = ProcessRecords(layout.operator_records).read().get("operator")
-        return record is not None and StatusFile(layout.status).read().get("operator") == record.pid
+        # The status of thousands of adapters is read until it is of this operator, and not again.
+        if record is not None and record.pid != reported:
+            reported = StatusFile(layout.status).read().get("operator") or 0
+        return record is not None and record.pid == reported
 
     return ProcessSpec(
         name="operator",
