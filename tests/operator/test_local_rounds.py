@@ -584,9 +584,26 @@ def test_only_an_adapter_that_has_changed_is_judged_again(tmp_path: Path, monkey
     assert judged == []
 
 
-@pytest.mark.parametrize(("took", "pause"), [(0.001, 0.01), (0.1, 1.9), (10.0, 2.0)])
-def test_rounds_of_thousands_of_adapters_take_a_twentieth_of_a_core(took: float, pause: float) -> None:
-    assert local_operator.pause_after(took) == pytest.approx(pause)
+@pytest.mark.parametrize(("took", "share"), [(0.001, 0.02), (0.015, 0.02), (0.03, 0.02), (0.1, 0.05)])
+def test_rounds_take_a_fiftieth_of_a_core_as_far_as_the_longest_pause_allows(took: float, share: float) -> None:
+    pauses, now = local_operator.RoundPauses(), 0.0
+    for _ in range(1000):
+        now += took
+        now += pauses.after(took, now)
+    assert 1000 * took / now == pytest.approx(share, rel=0.1)
+
+
+def test_a_few_short_rounds_follow_at_once_after_a_while_without_any() -> None:
+    pauses = local_operator.RoundPauses()
+    for now in (0.0, 100.0):  # the second time as many
+        assert [pauses.after(0.01, now) for _ in range(5)] == 5 * [0.01]
+        assert pauses.after(0.01, now) == pytest.approx(0.49)
+
+
+def test_a_round_that_took_long_delays_only_the_next_one() -> None:
+    pauses = local_operator.RoundPauses()
+    assert pauses.after(60.0, 0.0) == local_operator.MAX_PAUSE_SECONDS
+    assert pauses.after(0.001, local_operator.MAX_PAUSE_SECONDS) < 0.1
 
 
 async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +617,7 @@ async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, mo
         return 0.1  # until the next one
 
     monkeypatch.setattr(one, "reconcile", reconcile)
-    monkeypatch.setattr(local_operator, "pause_after", lambda seconds: took.append(seconds) or 0.0)
+    monkeypatch.setattr(local_operator.RoundPauses, "after", lambda _, seconds, __: took.append(seconds) or 0.0)
     async with running(one, monkeypatch, processes=NoProcesses()):
         await until(lambda: len(rounds) > 1)
         began, known = thread_time(), len(rounds)

@@ -33,8 +33,8 @@ MAX_THREADS = 64
 """Each look that takes longer keeps a thread. The same with this number of them, and those at folders that nobody names
 any more count, too."""
 
-PAUSE, MAX_PAUSE_SECONDS = 19, 5.0
-"""Looks at the folders of thousands of adapters take a twentieth of a core, as far as this pause allows."""
+PAUSE, MAX_PAUSE_SECONDS = 49, 5.0
+"""Looks at the folders of thousands of adapters take a fiftieth of a core, as far as this pause allows."""
 
 SLOW_OF_ONE_VOLUME = 2
 """With this number of looks at a file system that take longer, no other folder of it is looked at."""

@@ -1,6 +1,7 @@
 """The local operator: reads the folder, asks `reconcile` what to do, and does it with processes."""
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ from motet_operator.reconcile import (
     View,
     reconcile,
 )
+from motet_operator.reconcile.conditions import condition_of
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
 
@@ -69,9 +71,9 @@ MAX_PROBLEMS_SHOWN = 20
 FIRST_LOOKS = 3
 """A first start waits as long as this number of adapters' folders that do not answer take."""
 
-SHORT_ROUND_SECONDS, PAUSE, MAX_PAUSE_SECONDS = 0.02, 19, 2.0
-"""A round of thousands of adapters takes long, and each of them reports on its own: rounds take a twentieth of a core.
-After a short one the next may follow at once."""
+PAUSE, MAX_PAUSE_SECONDS, AT_ONCE_SECONDS = 49, 2.0, 0.05
+"""A round looks at all adapters, and each of thousands reports on its own: rounds take a fiftieth of a core. Those that
+take this long together may follow each other at once."""
 
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 """Without the one no runner starts, without the other no request can be read."""
@@ -201,6 +203,7 @@ class LocalOperator:
     # -------------------------------------------------------------------------------------------------- the loop
 
     async def _reconcile_for_ever(self) -> None:
+        pauses = RoundPauses()
         while True:
             self._wake.clear()
             began = time.thread_time()
@@ -209,7 +212,8 @@ class LocalOperator:
             except Exception:
                 log.exception("reconcile_failed")
                 again = 1.0
-            pause = pause_after(time.thread_time() - began)  # of the round alone: this thread works for others, too
+            # Of the round alone: this thread works for others, too.
+            pause = pauses.after(time.thread_time() - began, monotonic())
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
@@ -370,8 +374,8 @@ class LocalOperator:
         metrics.reconcile_seconds.observe(seconds)
         for kind, statuses in (("ServingPool", plan.pools), ("LoRAAdapter", plan.adapters)):
             metrics.objects.labels(kind).set(len(statuses))
-            ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
-            metrics.ready_objects.labels(kind).set(ready)
+            ready = (condition_of(status.conditions, "Ready") for status in statuses)
+            metrics.ready_objects.labels(kind).set(sum(one is not None and one.holds for one in ready))
         metrics.manifest_problems.set(len(self.objects.problems))
         metrics.process_restarts.clear()  # drop runners that no longer exist
         for status in self.processes.statuses():
@@ -459,10 +463,16 @@ class LocalOperator:
         return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
 
 
-def pause_after(round_seconds: float) -> float:
-    if round_seconds < SHORT_ROUND_SECONDS:
-        return 0.01
-    return min(MAX_PAUSE_SECONDS, PAUSE * round_seconds)
+class RoundPauses:
+    def __init__(self) -> None:
+        self._paid_at = -math.inf
+        """When the rounds so far have taken no more than their part of the core."""
+
+    def after(self, round_seconds: float, now: float) -> float:
+        """How long the next round waits at least."""
+        paid_at, ahead = max(self._paid_at, now) + PAUSE * round_seconds, PAUSE * AT_ONCE_SECONDS
+        self._paid_at = min(paid_at, now + ahead + MAX_PAUSE_SECONDS)
+        return max(0.01, self._paid_at - ahead - now)
 
 
 async def migrate(url: str) -> None:

@@ -22,7 +22,7 @@ from motet_operator.reconcile.adapter_history import revisions_of
 class StatusFile:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written = b""
+        self._written: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any]:
         """The last status, perhaps of an earlier operator; empty if there is none."""
@@ -34,11 +34,10 @@ class StatusFile:
 
     def write(self, content: dict[str, Any]) -> bool:
         """True if it was written, False if unchanged. Raises OSError."""
-        encoded = orjson.dumps(content, option=orjson.OPT_INDENT_2)
-        if encoded == self._written:
+        if content == self._written:
             return False
-        write_atomically(self._path, encoded)
-        self._written = encoded
+        write_atomically(self._path, orjson.dumps(content))
+        self._written = content
         return True
 
 
@@ -78,7 +77,7 @@ def with_earlier_reports(
             pool_with_earlier_reports(one, pools.get((one["namespace"], one["name"]), {}), declared, awaited)
             for declared, one in zip(view.pools, document["pools"], strict=True)
         ],
-        "adapters": [adapter(one) for one in document["adapters"]],
+        "adapters": [adapter(one) for one in document["adapters"]] if unheard else document["adapters"],
     }
 
 

@@ -148,6 +148,8 @@ def _events(
 ) -> Iterable[Event]:
     """One event for each change of Ready, and for each new reason why it is not True."""
     for item, status in zip(objects, statuses, strict=True):
+        if item.conditions == status.conditions:
+            continue  # mostly, of thousands of objects
         before = condition_of(item.conditions, "Ready")
         now = condition_of(status.conditions, "Ready")
         if now is None or (before is not None and (before.status, before.reason) == (now.status, now.reason)):

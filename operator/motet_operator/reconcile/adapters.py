@@ -130,9 +130,10 @@ def _over_quota(view: View, adapters: Sequence[AdapterObject], context: AdapterC
     """Adapters that find no place on their pool, or among those that it grants to their namespace, and why."""
     free: dict[tuple[ObjectName, str], int] = {}
     over: dict[ObjectName, str] = {}
-    for adapter in adapters:
+    bounded = {group: pool for group, pool in context.groups.items() if _has_bound(pool.resource)}
+    for adapter in adapters if bounded else ():
         resource = adapter.resource
-        pool = context.groups.get(resource.group)
+        pool = bounded.get(resource.group)
         if pool is None:
             continue
         own, all_of_it = _grant(resource, pool).max_adapters, pool.resource.spec.admission.max_adapters
@@ -148,6 +149,12 @@ def _over_quota(view: View, adapters: Sequence[AdapterObject], context: AdapterC
         for key in left:
             free[key] -= 1
     return over
+
+
+def _has_bound(pool: ServingPool) -> bool:
+    granted = pool.spec.granted
+    of_each = (granted.default, *granted.grants.values())
+    return pool.spec.admission.max_adapters is not None or any(one.max_adapters is not None for one in of_each)
 
 
 def _full(adapter: LoRAAdapter, bound: int, of_namespace: bool) -> str:
@@ -220,9 +227,12 @@ def _inputs(
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     # Parts of a view stay the same objects until they change. Comparing values would cost more than evaluating again.
-    return len(one) == len(other) and all(
-        a is b or (isinstance(a, int | str | ObjectName) and a == b) for a, b in zip(one, other, strict=True)
-    )
+    if len(one) != len(other):
+        return False
+    for a, b in zip(one, other, strict=True):  # a loop: each round compares thousands
+        if a is not b and not (isinstance(a, int | str | ObjectName) and a == b):
+            return False
+    return True
 
 
 def evaluate_adapter(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterResult:

@@ -40,7 +40,10 @@ Answer = TypeVar("Answer", ConditionResult, Condition)
 
 
 def condition_of(conditions: Iterable[Answer], type_: str) -> Answer | None:
-    return next((condition for condition in conditions if condition.type == type_), None)
+    for condition in conditions:  # a loop: each round asks it of thousands of objects
+        if condition.type == type_:
+            return condition
+    return None
 
 
 def with_transition_times(

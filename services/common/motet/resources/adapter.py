@@ -230,7 +230,7 @@ class LoRAAdapter(ResourceModel):
     def object_name(self) -> ObjectName:
         return ObjectName(self.metadata.namespace, self.metadata.name)
 
-    @property
+    @cached_property
     def model_name(self) -> str:
         return self.spec.model_name or self.metadata.name
 
