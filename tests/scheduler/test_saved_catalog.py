@@ -125,7 +125,7 @@ class SlowDisk(type(REAL.disk)):
         super().replace(path, content)
 
 
-@pytest.mark.parametrize(("takes", "not_yet", "then"), [(0.1, 1.5, 0.5), (5.0, 4.5, 1.0)])
+@pytest.mark.parametrize(("takes", "not_yet", "then"), [(0.05, 2.0, 0.5), (5.0, 4.5, 1.0)])
 def test_what_takes_long_to_save_is_not_saved_all_the_time(tmp_path, takes, not_yet, then):
     """Thousands of adapters that come together change the catalog all the time. The pause has a bound."""
     disk = SlowDisk(takes)

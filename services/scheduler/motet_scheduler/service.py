@@ -43,9 +43,9 @@ TELLING_SECONDS = HELLO_SECONDS
 TICK_PAUSE_SECONDS = 0.02
 """Between two ticks at least: the resolution of deadlines and retries."""
 
-SAVE_PAUSE = 19
+SAVE_PAUSE = 49
 """The pause after the catalog was saved, as a multiple of the time that this took. Thousands of adapters that come
-together change it all the time, and each save writes all of them: saves take a twentieth of the event loop."""
+together change it all the time, and each save writes all of them: saves take a fiftieth of the event loop."""
 
 MAX_SAVE_PAUSE = 5.0
 """In seconds, however slow the disk is: a scheduler that starts meanwhile waits for the operator's catalog."""

@@ -12,6 +12,8 @@ from motet_scheduler.policy.adapters.adapter import Adapter, Line
 class CheckQueue:
     def __init__(self) -> None:
         self._waiting: dict[ObjectName, Adapter] = {}
+        self._noted: dict[ObjectName, Adapter] = {}
+        """Of these, those of which something has changed since they were looked at"""
         self._idle: dict[ObjectName, Adapter] = {}
         """Others, which have to be checked when a runner comes, or it is time for another attempt."""
         self.retry_times: list[tuple[float, ObjectName]] = []
@@ -27,12 +29,13 @@ class CheckQueue:
     def note(self, adapter: Adapter) -> None:
         """Something has changed about it: it may have to be checked."""
         name = adapter.spec.ref.object
-        self._waiting[name] = adapter
+        self._waiting[name] = self._noted[name] = adapter
         self._idle.pop(name, None)
 
     def discard(self, name: ObjectName) -> None:
         """It has gone."""
         self._waiting.pop(name, None)
+        self._noted.pop(name, None)
         self._idle.pop(name, None)
 
     def put_aside(self, adapter: Adapter) -> None:
@@ -57,7 +60,10 @@ class CheckQueue:
             _, name = retry
             if (adapter := self._idle.pop(name, None)) is not None:
                 self._waiting[name] = adapter
-        self._waiting = {name: one for name, one in self._waiting.items() if not one.is_decided}
+        for name, one in self._noted.items():  # not of all: each event looks, and thousands may wait
+            if one.is_decided:
+                self._waiting.pop(name, None)
+        self._noted.clear()
 
     def with_states(self) -> list[Adapter]:
         """The others wait for their first check: mostly, if there are many."""
