@@ -341,10 +341,7 @@ class DiskCache:
         with suppress(OSError):
             # Records the origin beside the files: a tenant who may read this origin may use the files.
             (held.folder / _origin(request)).touch()
-            of_namespace = held.folder.glob(f"{_origins_of(request)}*")
-            origins = sorted(of_namespace, key=lambda one: one.stat().st_mtime_ns)
-            for old in origins[:-MAX_ORIGINS]:
-                old.unlink()
+            remove_oldest(held.folder, _origins_of(request), most=MAX_ORIGINS)
         return held
 
     def _earlier(self, digest: Digest) -> Held | None:
@@ -435,6 +432,19 @@ def _has_earlier_mark(folder: Path, request: FetchRequest) -> bool:
     with suppress(OSError):
         mark.rename(folder / _origin(request))
     return known
+
+
+def names_in(folder: Path, beginning: str) -> list[str]:
+    """Of the files that begin so. Raises OSError."""
+    return [name for name in os.listdir(folder) if name.startswith(beginning)]  # noqa: PTH208 - no paths are needed
+
+
+def remove_oldest(folder: Path, beginning: str, end: str = "", *, most: int) -> None:
+    """Of the files that begin and end so. Raises OSError."""
+    names = [name for name in names_in(folder, beginning) if name.endswith(end)]
+    if len(names) > most:  # else their times are not looked at
+        for old in sorted((folder / name for name in names), key=lambda one: one.stat().st_mtime_ns)[:-most]:
+            old.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

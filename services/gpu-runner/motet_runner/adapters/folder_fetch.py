@@ -75,7 +75,7 @@ def copy_file(
 ) -> None:
     try:
         with reading():
-            opened = os.fdopen(source.open(expected.name), "rb")
+            opened = os.fdopen(source.open(expected.name), "rb", buffering=0)
     except FileNotFoundError:
         raise _SourceChanged from None
     with opened as file, target.open("xb") as copy:
@@ -84,14 +84,15 @@ def copy_file(
                 raise _SourceChanged
         content.begin(expected.name, expected.size)
         left = expected.size  # the file may grow: copy no more than was checked
+        chunk = memoryview(bytearray(min(CHUNK_BYTES, left)))  # one for all reads: new memory takes as long as a copy
         while left:
             with reading():
-                chunk = file.read(min(CHUNK_BYTES, left))
-            if not chunk:
+                count = file.readinto(chunk[:left])
+            if not count:
                 raise _SourceChanged
-            content.update(chunk)
-            copy.write(chunk)
-            left -= len(chunk)
+            content.update(chunk[:count])
+            copy.write(chunk[:count])
+            left -= count
         copy.flush()
         os.fchmod(copy.fileno(), 0o644)
         os.fsync(copy.fileno())

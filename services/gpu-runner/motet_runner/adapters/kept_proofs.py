@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from motet.domain import Digest
-from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.cache import DiskCache, names_in, remove_oldest
 from motet_runner.adapters.certification import Certification, EngineLimits
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.layout import SLAB_VERSION
@@ -144,25 +144,26 @@ class KeptProofs:
         """True if an engine of this machine has proved it, also one that differs from this one, but for the backend:
         vLLM proves less."""
         ours, kind = [self._key.hardware, self._key.machine], ProofKey._fields.index("backend") - len(ProofKey._fields)
-        found = self._found(folder, digest, f"{PREFIX}*{self._key.end_of_names}")
+        found = self._found(folder, digest, PREFIX, self._key.end_of_names)
         return any(key[-2:] == ours and key[kind] == self._key.backend for key, _ in found)
 
     def elsewhere(self, folder: Path, digest: Digest, checked: Certification) -> tuple[str, ...]:
         """The kernels by which another machine has proved it that differs in nothing else"""
         linears_file, kernels = checked.layout.linears_file, dict[str, None]()
         same = [digest, linears_file, *self._key.build]
-        for key, proofs in self._found(folder, digest, f"{self._key.names_of_build(digest, linears_file)}*.json"):
+        for key, proofs in self._found(folder, digest, self._key.names_of_build(digest, linears_file), ".json"):
             if key[:-1] == same and key[-1] != self._key.machine:
                 kernels |= dict.fromkeys(one.kernels for one in proofs)
         return tuple(kernels)[:MAX_KERNELS]
 
-    def _found(self, folder: Path, digest: Digest, names: str) -> Iterator[tuple[list[Any], list[Proof]]]:
-        """The keys and proofs of these files of one adapter; none of what was found wrong here"""
+    def _found(self, folder: Path, digest: Digest, beginning: str, end: str) -> Iterator[tuple[list[Any], list[Proof]]]:
+        """The keys and proofs of one adapter in the files that begin and end so; none of what was found wrong here"""
         if digest in self._wrong:
             return
         with suppress(OSError):
-            for file in islice(folder.glob(names), MAX_FILES_OF_ALL):
-                key, proofs = _decode(_read(file))
+            names = (name for name in names_in(folder, beginning) if name.endswith(end))
+            for name in islice(names, MAX_FILES_OF_ALL):
+                key, proofs = _decode(_read(folder / name))
                 counting = list(filter(self._counts, proofs))
                 if counting and key and key[0] == digest:
                     yield key, counting
@@ -175,8 +176,10 @@ class KeptProofs:
 
     def forget(self, folder: Path) -> None:
         """All proofs of an adapter by this machine, also of other engines"""
-        for file in folder.glob(f"{PREFIX}*{self._key.end_of_names}"):
-            file.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # the folder may have gone
+            for name in names_in(folder, PREFIX):
+                if name.endswith(self._key.end_of_names):
+                    (folder / name).unlink(missing_ok=True)
 
     def keep(self, folder: Path, digest: Digest, checked: Certification, proof: Proof) -> None:
         self._wrong.pop(digest, None)
@@ -184,14 +187,9 @@ class KeptProofs:
         linears_file = checked.layout.linears_file
         content = self._key.encode(digest, linears_file, (*others, proof))
         if self._cache.keep(folder, {self._key.file_name(digest, linears_file): content}):
-            _remove_oldest(folder, f"{PREFIX}*{self._key.end_of_names}", MAX_PROOF_FILES)
-            _remove_oldest(folder, f"{PREFIX}*.json", MAX_FILES_OF_ALL)
-
-
-def _remove_oldest(folder: Path, names: str, most: int) -> None:
-    with suppress(OSError):
-        for old in sorted(folder.glob(names), key=lambda one: one.stat().st_mtime_ns)[:-most]:
-            old.unlink(missing_ok=True)
+            with suppress(OSError):
+                remove_oldest(folder, PREFIX, self._key.end_of_names, most=MAX_PROOF_FILES)
+                remove_oldest(folder, PREFIX, ".json", most=MAX_FILES_OF_ALL)
 
 
 def _read(file: Path) -> bytes:

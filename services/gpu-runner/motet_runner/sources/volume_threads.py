@@ -125,5 +125,6 @@ def mount_of(path: Path) -> str:
         lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return "/"
-    mounts = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[1]) for line in lines)
-    return max((mount for mount in mounts if path.is_relative_to(mount)), key=len, default="/")
+    mounts = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ", 2)[1]) for line in lines)
+    inside = f"{path}/"  # there are hundreds of mounts on some machines, and a Path of each would take milliseconds
+    return max((mount for mount in mounts if inside.startswith(f"{mount.rstrip('/')}/")), key=len, default="/")
