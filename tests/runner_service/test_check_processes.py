@@ -152,10 +152,17 @@ def test_one_fork_checks_many_until_it_refuses_one(processes, adapter, tmp_path)
     assert children() == [process]
 
 
-def test_one_fork_does_not_check_for_ever(processes, adapter):
-    forks = set()
+def test_only_a_long_header_needs_a_process_to_see_that_the_weights_are_whole(processes, adapter, tmp_path):
+    processes.check_whole(adapter)
+    assert not children()
+    processes.check_whole(with_long_header(tmp_path / "long"))
+    assert len(children()) == 1
+
+
+def test_one_fork_does_not_check_for_ever(processes, tmp_path):
+    long, forks = with_long_header(tmp_path / "long"), set()
     for _ in range(check_process.MAX_CHECKS + 1):
-        processes.check_whole(adapter)
+        processes.check_whole(long)
         (process,) = children()
         forks |= {fork.name for fork in children(of=int(process.name))}
     assert len(forks) == 2

@@ -1,6 +1,7 @@
 """The header of a safetensors file: names, shapes and types. Reading it needs neither torch nor the weights."""
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         end += tensor.bytes
     _check_end(path, size - begin, end - begin)
     return tensors
+
+
+def header_bytes(path: Path) -> int:
+    """Of the header. Raises AdapterIncompatible if the file is cut short in it or isn't a safetensors file."""
+    with path.open("rb") as file:
+        return _length(path, file.read(8), os.fstat(file.fileno()).st_size)
 
 
 def first_names(path: Path, most: int) -> list[str] | None:
