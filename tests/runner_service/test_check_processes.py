@@ -295,6 +295,31 @@ def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path
     assert {os.getpriority(os.PRIO_PROCESS, int(child.name)) for child in children()} == {LOWEST_PRIORITY}
 
 
+def test_short_checks_at_once_take_turns_in_one_process(processes, tmp_path, monkeypatch):
+    """Mutation: each check that finds none idle starts one, which takes as long as tens of checks."""
+    monkeypatch.setattr(check_processes, "START_SECONDS", 60.0)
+    folders = [write_adapter(tmp_path / f"a{number}", seed=number) for number in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        checked = list(threads.map(processes.check, folders))
+    assert [one.layout.file.parent for one in checked] == folders
+    assert len(children()) == 1
+
+
+def test_a_check_does_not_wait_long_for_another_one(tmp_path, adapter):
+    """Mutation: it waits until a process is idle."""
+    (base := tmp_path / "base").mkdir()
+    processes = CheckProcesses(LIMITS._replace(model=str(with_tokenizer(base)), vocabulary=2))
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(processes.check, with_slow_tokenizer(tmp_path / "slow"))
+        try:
+            eventually(children, 1)
+            processes.check(adapter)
+            assert not slow.done()
+            assert len(children()) == 2
+        finally:
+            processes.close()
+
+
 def has_computed(folder: Path) -> bool:
     """For a hundredth of a second or more: it is in the check."""
     user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]

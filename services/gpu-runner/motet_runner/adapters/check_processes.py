@@ -24,6 +24,9 @@ CPU_SECONDS = 60.0
 """CPU time of one check: a common adapter takes a hundredth of a second, and one of 4 GB some seconds."""
 MEMORY_BYTES = 1 << 30
 """What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
+START_SECONDS = 1.0
+"""How long a check waits for a process that others use before it starts one: about as long as a start takes, which is
+half a second of CPU time, and usual checks take some hundredths each."""
 SPARE_SECONDS = 30.0
 """After this time, one process stays."""
 SHORT_HEADER_BYTES = 1 << 18
@@ -37,7 +40,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 class CheckProcesses:
     """Checks adapters. Called in threads, each of which has a process of its own while it checks. One process stays for
-    the next check, and the others stay for a while: starting one takes ten times as long as a usual check."""
+    the next check, and the others stay for a while: starting one takes as long as tens of usual checks. So there are
+    more only if checks take long."""
 
     def __init__(
         self, limits: EngineLimits, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES
@@ -48,10 +52,12 @@ class CheckProcesses:
         self._idle: list[subprocess.Popen[bytes]] = []
         """As many as were checking at once, at most"""
         self._checking: set[subprocess.Popen[bytes]] = set()
+        self._taken = 0
+        """Those that check, or are being started"""
         self._closed = False
         self._spare: threading.Timer | None = None
         """While more than one is idle"""
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     def check(self, folder: Path) -> Certification:
         """Raises AdapterIncompatible, OSError if the files can't be read, and AdapterFetchFailed if the check could not
@@ -75,9 +81,8 @@ class CheckProcesses:
                 _send(process, self._limits.encode())
             status, said = _ask(process, folder, size_only)
         except BaseException as error:
+            self._give_back(process)
             if process is not None:
-                with self._lock:
-                    self._checking.discard(process)
                 _end(process)
             if not isinstance(error, OSError | EOFError):
                 raise
@@ -108,10 +113,14 @@ class CheckProcesses:
             self._closed = True
             for process in self._checking:
                 process.kill()
+            self._lock.notify_all()
         self._end_idle(0)
 
     def _take(self) -> subprocess.Popen[bytes] | None:
+        """None: another one is to be started."""
         with self._lock:
+            self._lock.wait_for(lambda: self._idle or not self._taken or self._closed, START_SECONDS)
+            self._taken += 1
             while self._idle:
                 process = self._idle.pop()
                 if process.poll() is None:
@@ -120,11 +129,18 @@ class CheckProcesses:
                 _end(process)
         return None
 
+    def _give_back(self, process: subprocess.Popen[bytes] | None) -> None:
+        with self._lock:
+            self._taken -= 1
+            self._checking.discard(process)
+            self._lock.notify()
+
     def _keep(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
-            self._checking.discard(process)
             if not (closed := self._closed):
                 self._idle.append(process)
+            self._give_back(process)
+            if not closed:
                 if len(self._idle) == 1 or self._spare is not None:
                     return
                 self._spare = spare = threading.Timer(SPARE_SECONDS, self._end_idle, (1,))

@@ -1,5 +1,5 @@
 """How many checks of one namespace go on at a time: fewer than there are threads for them, because a check may take a
-minute. So another namespace's begins at once. What requests wait for is checked first, then the oldest.
+minute. So another namespace's begins soon. What requests wait for is checked first, then the oldest.
 """
 
 from collections import Counter
