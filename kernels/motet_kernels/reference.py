@@ -20,7 +20,7 @@ def add_lora(
     name → (c, e) [out]; without them, c is 1 and e is 0. For several linears with one input, y, matrices and scales
     have one dimension more before these.
     """
-    result = y.double().clone()
+    result = y.to(torch.float64, copy=True)
     for segment in segments:
         a, b, scale = matrices[segment.adapter.name]
         scale_and_shift = (scales or {}).get(segment.adapter.name)
@@ -29,5 +29,5 @@ def add_lora(
         if scale_and_shift is not None:
             c, e = scale_and_shift
             own.mul_(c.double().unsqueeze(-2)).add_(e.double().unsqueeze(-2))
-        own += scale * (x[rows].double() @ a.double().mT @ b.double().mT)
+        own += scale * (x[rows].double() @ a.double().mT) @ b.double().mT
     return result
