@@ -330,7 +330,7 @@ def test_a_machine_without_threads_to_give_fails_the_adapter_and_not_the_engine(
     engine = make_engine(llama)
     load(engine, A, adapters[0])
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr("motet_runner.adapters.host_load._THREADS", LoadThreads())
+    monkeypatch.setattr("motet_runner.adapters.host_load.THREADS", LoadThreads())
     ran = run(engine, ask("tuned", adapter=A), ask("base"))
     assert ran.last["tuned"].finish is Finish.FAILED
     assert len(ran.tokens["base"]) == 40
@@ -361,6 +361,7 @@ def test_waiting_for_an_adapter_does_not_read_its_layout(llama: Path, adapters: 
     """The service says with every waiting request where the adapter lies, and every report says how large it is."""
     engine = make_engine(llama)
     layout = certify(adapters[0], engine.info).layout
+    layout_module.unpacked.cache_clear()  # the check has read it in this process
     calls: list[str] = []
     monkeypatch.setattr(layout_module.orjson, "loads", _noted(orjson.loads, "loads", calls))
     for index in range(20):

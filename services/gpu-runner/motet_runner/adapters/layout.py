@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ SLAB_VERSION = 2
 
 WITH_VLLM = "with vLLM"
 """Where adapters that scale and shift are not served yet"""
+
+MAX_UNPACKED = 16
+"""Linears that are kept: those of most adapters are alike, and each is read for its load and for its proof."""
 
 _NAME = re.compile(r"layout-[0-9a-f]{32}\.json")
 
@@ -110,11 +114,7 @@ class AdapterLayout:
     @property
     def linears(self) -> tuple[LoraLinear, ...]:
         """Raises OSError if their file can't be read, and ValueError if it holds something else."""
-        packed = self.packed or self._stored()
-        return tuple(
-            LoraLinear(module, _tensor(a), _tensor(b), float(scale), *map(_tensor, others))
-            for module, a, b, scale, *others in orjson.loads(packed)
-        )
+        return unpacked(self.packed or self._stored())
 
     def stored(self) -> "AdapterLayout":
         """The same, without what is in the file now."""
@@ -160,6 +160,14 @@ def slab_key(name: str) -> bytes:
 
 def _name_of(packed: bytes) -> str:
     return f"layout-{hashlib.blake2b(packed, digest_size=16).hexdigest()}.json"
+
+
+@lru_cache(MAX_UNPACKED)
+def unpacked(packed: bytes) -> tuple[LoraLinear, ...]:
+    return tuple(
+        LoraLinear(module, _tensor(a), _tensor(b), float(scale), *map(_tensor, others))
+        for module, a, b, scale, *others in orjson.loads(packed)
+    )
 
 
 def _tensor(packed: list[Any] | None) -> StoredTensor | None:

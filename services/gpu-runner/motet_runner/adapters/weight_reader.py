@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from motet.errors import AdapterFetchFailed
@@ -43,8 +44,9 @@ class WeightReader:
 
     def read_alike(self, matrices: Sequence[StoredTensor]) -> torch.Tensor:
         """Matrices of one shape and type, with one dimension more for their number"""
-        values = torch.empty((len(matrices), *matrices[0].shape), dtype=TYPES[matrices[0].dtype])
-        into = values.view(-1).view(torch.uint8).numpy().data
+        first = matrices[0]
+        values = np.empty(len(matrices) * first.bytes, np.uint8)
+        into = values.data
         for matrix in matrices:
             at, left = matrix.start, into[: matrix.bytes]
             into = into[matrix.bytes :]
@@ -53,7 +55,7 @@ class WeightReader:
                 if not count:
                     raise has_changed(self._layout)
                 at, left = at + count, left[count:]
-        return values
+        return torch.frombuffer(values, dtype=TYPES[first.dtype]).view(len(matrices), *first.shape)
 
 
 def has_changed(layout: AdapterLayout) -> AdapterFetchFailed:
