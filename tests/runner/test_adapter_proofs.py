@@ -427,7 +427,8 @@ def test_a_part_of_a_proof_is_short_also_where_nobody_waits(llama: Path, plain: 
 
 
 def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.adapters.expected_results.LOOK_SECONDS", 0.01)
+    ended, work = threading.Event(), vars(ExpectedResults)["_run"]
+    monkeypatch.setattr(ExpectedResults, "_run", lambda self: (work(self), ended.set()))
     engine = proving_engine(llama)
     begun, begin = [], Prover.begin
     monkeypatch.setattr(Prover, "begin", lambda self, *of: begun.append(begin(self, *of)) or begun[-1])
@@ -437,12 +438,7 @@ def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, mon
         step_beside_load(engine, ran)
     engine.drop_adapter(A)
     run(engine, ran=ran)
-    deadline = threading.Event()
-    for _ in range(500):
-        if not any(one.name == "adapter-proof" for one in threading.enumerate()):
-            break
-        deadline.wait(0.01)
-    assert not any(one.name == "adapter-proof" for one in threading.enumerate())
+    assert ended.wait(5)
     assert proofs(ran) == []
     assert len(ran.of(ProofEnded)) == 1
 

@@ -10,7 +10,6 @@ import structlog
 from motet.errors import AdapterError, AdapterFetchFailed
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.recorded_answers import RecordedAnswers, read_recorded_answers
-from motet_runner.adapters.thread_result import result_of_thread
 from motet_runner.base_tokenizer import tokenizer_of
 
 log = structlog.get_logger(__name__)
@@ -48,7 +47,13 @@ class AnswersReading:
 
     def take(self, wait_seconds: float) -> RecordedAnswers | None:
         """None: they are not read yet. Raises what reading or checking them has raised."""
-        return result_of_thread(self._found, wait_seconds)
+        try:
+            result = self._found.get(timeout=wait_seconds) if wait_seconds else self._found.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _run(self) -> None:
         try:

@@ -5,9 +5,8 @@ layout: what that says of the config was read twice, by rules that share no code
 ahead of the engine by a few linears only: then it waits.
 """
 
-import queue
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from motet_kernels import PlacedAdapter, RunLayout, Segment
 from motet_kernels.reference import add_lora
 from motet_runner.adapters.host_load import BaseLinear, BaseLinearOf, norms_of_changed
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear
-from motet_runner.adapters.thread_result import result_of_thread
+from motet_runner.adapters.load_threads import THREADS
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 ROWS = 4
@@ -38,9 +37,6 @@ ROUNDING_OF_LENGTHS = 2.0**-12
 """Of the squares of DoRA's lengths, which the load computes in fp32: 30 times what sums of 14,336 products explain"""
 INT8_ROUNDING = 1 / 254
 """Of adapters in integers"""
-LOOK_SECONDS = 0.2
-"""How often a thread that waits looks whether it is still needed"""
-
 
 _Types = tuple[tuple[str, tuple[int, ...]], ...]
 """Of A and B, with their shapes"""
@@ -83,35 +79,55 @@ class ExpectedResults:
         self._base = base
         self._in_integers = layout.dtype is torch.int8
         self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if self._in_integers else 0.0)
-        self._found: queue.Queue[Expected | BaseException] = queue.Queue(MAX_AHEAD)
-        self._given_up = threading.Event()
-        threading.Thread(target=self._run, name="adapter-proof", daemon=True).start()
+        self._found: deque[Expected | BaseException] = deque()
+        self._changes = threading.Condition()
+        self._given_up = self._ended = False
+        THREADS.run(self._run)
 
     def take(self, wait_seconds: float = 0.0) -> Expected | None:
-        """Of the next linears; None if it is not there yet. Raises the error of the thread."""
-        return result_of_thread(self._found, wait_seconds)
+        """Of the next linears; None if it is not there yet. Where nothing is there, wait until the thread rests: two
+        threads that compute beside each other take Python's lock from each other with each operator. Raises the error
+        of the thread."""
+        with self._changes:
+            if wait_seconds and not self._found:
+                self._changes.wait_for(lambda: self._ended or self._is_full, wait_seconds)
+            if not self._found:
+                return None
+            result = self._found.popleft()
+            self._changes.notify()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def give_up(self) -> None:
         """Nobody takes any more."""
-        self._given_up.set()
+        with self._changes:
+            self._given_up = True
+            self._changes.notify()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._found) >= MAX_AHEAD
 
     def _run(self) -> None:
         try:
             with torch.inference_mode():
                 for found in self._all():
                     if not self._put(found):
-                        return
+                        break
         except BaseException as error:  # `take` raises it on the engine's thread
             self._put(error)
+        with self._changes:
+            self._ended = True
+            self._changes.notify()
 
     def _put(self, found: Expected | BaseException) -> bool:
-        while not self._given_up.is_set():
-            try:
-                self._found.put(found, timeout=LOOK_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
+        with self._changes:
+            self._changes.wait_for(lambda: self._given_up or not self._is_full)
+            self._found.append(found)
+            if self._is_full:
+                self._changes.notify()
+            return not self._given_up
 
     def _all(self) -> Iterator[Expected]:
         try:
@@ -157,7 +173,7 @@ class ExpectedResults:
         # products, and of the sums of one rank.
         product = wide_rows @ a.mT
         singles, sums = self._of_single_products(wide_rows, a), product.square()
-        of_b = self._squares_of_b(b, product)
+        of_b, of_scale, of_sizes = self._squares_of_b(b, product), scale.square(), singles + sums
         # A number that is nearly 0 is off by a whole step, not by a share of itself: one of B, which is stored with the
         # scale, of the result, of A, or of the product with A.
         step = (torch.finfo(self._dtype).smallest_normal * torch.finfo(self._dtype).eps) ** 2
@@ -166,26 +182,27 @@ class ExpectedResults:
         # errors are independent of each other, and the square of the sum of k products is about k/n of `singles`. So
         # the squares of the errors add up to step² · n/2 · `singles`: the error grows with the root of n.
         wide = FP32_STEP**2 * (inputs / 2) * singles
-        of_ranks = scale.square() * torch.cat((singles + sums, wide + of_steps), 1)
-        size, explained = (of_ranks @ of_b.mT).split(ROWS, 1)
         # The linear's own result is as large as what is added to it, so that rounding hides neither.
-        typical = size.mean((1, 2), keepdim=True)
+        mean_of_b = of_b.new_full((1, outputs), 1 / outputs) @ of_b
+        typical = (of_scale * of_sizes.mean(1, keepdim=True) * mean_of_b).sum((1, 2), keepdim=True)
         if scales is not None:
             changed, shifted = (scales.c - 1).abs(), scales.e.square()
             if self._in_integers:  # a row of integers is as coarse as its largest number asks for
                 changed, shifted = (one.amax(1, keepdim=True).expand_as(one) for one in (changed, shifted))
             typical = typical + shifted.mean(1)[:, None, None]
         typical = typical.sqrt()
-        owns = (own.double() * torch.where(typical > 0, typical, 1.0)).to(self._dtype)
-        owns[:, : ROWS // 2] = 0
+        owns = own.new_zeros(len(linears), ROWS, outputs)
+        owns[:, ROWS // 2 :] = own[ROWS // 2 :].double() * torch.where(typical > 0, typical, 1.0)
         result = _reference(owns, rows, (a, b, scale), scales)
-        scaled_owns = owns.double()
         share = self._rounding**2
-        explained.add_(size, alpha=share).add_(step * (sums.sum(2, keepdim=True) + 1))
+        of_ranks = of_scale * torch.add(wide + of_steps, of_sizes, alpha=share)
+        explained = torch.baddbmm(step * (sums.sum(2, keepdim=True) + 1), of_ranks, of_b.mT)
+        scaled_owns = owns[:, ROWS // 2 :].double()
         if scales is not None:
-            scaled_owns = (1 + changed).unsqueeze(1) * scaled_owns
+            scaled_owns *= (1 + changed).unsqueeze(1)
             explained += (share * shifted + FP32_ROUNDING**2 * scales.squares).unsqueeze(1)
-        explained.addcmul_(scaled_owns, scaled_owns, value=share).addcmul_(result, result, value=share)
+        explained[:, ROWS // 2 :].addcmul_(scaled_owns, scaled_owns, value=share)
+        explained.addcmul_(result, result, value=share)
         of_row = explained.mean(2, keepdim=True).sqrt_()
         names = tuple(one.module for one in linears)
         return Expected(names, rows, owns, result, explained.sqrt_(), of_row, self._in_integers)

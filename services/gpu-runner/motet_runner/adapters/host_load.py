@@ -18,14 +18,12 @@ import torch
 from motet.errors import AdapterIncompatible
 from motet_kernels import RunLayout
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear
-from motet_runner.adapters.load_threads import LoadThreads
+from motet_runner.adapters.load_threads import THREADS
 from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
 from motet_runner.plan.step_plan import LoadedContents
 
 log = structlog.get_logger(__name__)
-
-_THREADS = LoadThreads()
 
 PACE_SECONDS = 1.0
 """The thread waits at most this time for the engine's next iteration, and then reads on."""
@@ -90,7 +88,7 @@ class HostLoad:
         self._given_up = False
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        _THREADS.run(self._run)
+        THREADS.run(self._run)
 
     def allow(self, size: float) -> None:
         """Let the thread read `size` more bytes than so far."""

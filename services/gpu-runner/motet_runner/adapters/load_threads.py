@@ -1,4 +1,5 @@
-"""Threads that read adapters. To start one takes about as long as to read a small adapter, so one waits for the next.
+"""Threads that read adapters, for their loads, proofs and slabs. To start one takes about as long as to read a small
+adapter, and its first memory is new to it: so one waits for the next.
 
 They are daemons: if the file system hangs, the read never ends, and the process can still exit.
 """
@@ -31,3 +32,7 @@ class LoadThreads:
             if len(self._idle) >= MAX_IDLE:
                 return
             self._idle.append(orders)
+
+
+THREADS = LoadThreads()
+"""Of this process"""

@@ -18,6 +18,7 @@ from motet.errors import MotetError
 from motet_kernels import RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.load_threads import THREADS
 from motet_runner.adapters.slab import Slab, SlabDamaged, check_room, write_slab
 from motet_runner.interface import SlabWritten
 
@@ -55,7 +56,7 @@ class SlabWriter:
                 return
             self._works = True
         try:
-            threading.Thread(target=self._work, name="slab-writer", daemon=True).start()
+            THREADS.run(self._work)
         except RuntimeError:  # no more threads available
             self._works = False
             self._orders.remove((number, adapter))

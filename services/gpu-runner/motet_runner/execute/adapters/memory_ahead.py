@@ -12,13 +12,11 @@ from functools import partial
 import torch
 
 from motet_kernels.huge_pages import have_given
-from motet_runner.adapters.load_threads import LoadThreads
+from motet_runner.adapters.load_threads import THREADS
 
 AHEAD_BYTES = 32 * 1024 * 1024
 LEAST_BYTES = 2 * 1024 * 1024
 """Less is not worth a thread's turn."""
-
-_THREADS = LoadThreads()
 
 
 class MemoryAhead:
@@ -36,4 +34,4 @@ class MemoryAhead:
             return
         piece, self._given = self._memory[begin : self._given], begin
         with suppress(RuntimeError):  # no more threads available
-            _THREADS.run(partial(have_given, piece))
+            THREADS.run(partial(have_given, piece))
