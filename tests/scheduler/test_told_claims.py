@@ -225,6 +225,18 @@ def test_what_gateways_say_of_its_own_claims_changes_nothing():
     assert told(driver, **OTHERS), "and it waits for nobody"
 
 
+@pytest.mark.parametrize("drawn_from", [False, True])
+def test_times_that_were_told_by_another_limit_keep_nobody_out(drawn_from):
+    driver = used_up()
+    others = told_others(driver, 40)
+    after = successor(driver, requests_per_minute=GRANT // 10)
+    if drawn_from:
+        after.enqueue("a")
+    hear(after, *others, seconds=0.0)
+    after.enqueue("new", **OTHERS)
+    assert placed(after) == ["new"]
+
+
 def test_claims_of_a_key_are_known_before_anybody_comes_with_it():
     key = KeyAccount("abc", Limits(requests_per_minute=60))
     driver = with_limits()

@@ -209,7 +209,16 @@ def _write_claim(it: ToldClaim) -> scheduler_pb2.Claim:
         seconds=it.seconds,
         requests=it.requests,
         tokens=it.tokens,
-        accounts=[scheduler_pb2.AccountName(holder=one.holder, name=one.name, group=one.group) for one in it.accounts],
+        accounts=[
+            scheduler_pb2.AccountName(
+                holder=one.holder,
+                name=one.name,
+                group=one.group,
+                requests_per_minute=requests,
+                tokens_per_minute=tokens,
+            )
+            for one, (requests, tokens) in zip(it.accounts, it.grants, strict=True)
+        ],
     )
 
 
@@ -223,6 +232,7 @@ def _read_claims(it: scheduler_pb2.AccountLevels) -> tuple[ToldClaim, ...]:
             one.requests,
             one.tokens,
             tuple(AccountId(Holder(name.holder), name.name, name.group) for name in one.accounts),
+            tuple((name.requests_per_minute, name.tokens_per_minute) for name in one.accounts),
         )
         for one in it.claims[:MAX_CLAIMS_IN_MESSAGE]
         if one.number

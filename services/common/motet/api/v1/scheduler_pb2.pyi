@@ -549,20 +549,27 @@ class AccountName(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
     """as in AccountLevel"""
     name: _builtins.str
     group: _builtins.str
+    requests_per_minute: _builtins.int
+    """by which the claim was told; both 0: the scheduler did not say"""
+    tokens_per_minute: _builtins.int
     def __init__(
         self,
         *,
         holder: _builtins.str = ...,
         name: _builtins.str = ...,
         group: _builtins.str = ...,
+        requests_per_minute: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "holder", b"holder", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "holder", b"holder", "name", b"name", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,8 @@ class ToldClaim(NamedTuple):
     tokens: float
     accounts: tuple[AccountId, ...]
     """None: who had it has come in."""
+    grants: tuple[tuple[int, int], ...] = ()
+    """By which it was told: requests and tokens per minute of each account. (0, 0): that is not known."""
 
 
 class Account:
@@ -150,7 +152,15 @@ class Account:
             if bucket is not None and (claim := bucket.claim_of(content, now)) is not None:
                 yield claim.number
 
+    @property
+    def grants(self) -> tuple[int, int]:
+        return self.limits.requests_per_minute, self.limits.tokens_per_minute
+
     def restore_claim(self, at: float, told: ToldClaim) -> None:
+        """One for other grants is over, as if they had changed here: it may keep out all others and never be in
+        time."""
+        if dict(zip(told.accounts, told.grants, strict=False)).get(self.id, (0, 0)) not in ((0, 0), self.grants):
+            return
         for one, amount, _ in self._wants(told.requests, told.tokens):
             one.restore_claim(Claim(at, amount, told.content, -inf, told.number))
 

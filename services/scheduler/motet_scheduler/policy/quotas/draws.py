@@ -111,8 +111,8 @@ class Draw:
         seconds = self.wait_seconds(account, now, patient=False)
         if seconds >= MAX_DEBT_SECONDS:
             return MAX_DEBT_SECONDS
-        names = tuple(one.id for one in self.accounts)
-        claim = ToldClaim(number, self.content, seconds, self.requests, self.tokens, names)
+        names, grants = tuple(one.id for one in self.accounts), tuple(one.grants for one in self.accounts)
+        claim = ToldClaim(number, self.content, seconds, self.requests, self.tokens, names, grants)
         if numbers := {one for account in self.accounts for one in account.claim(claim, now)} - {0}:
             before = numbers - {number}  # it was told the same
             self.claimed = claim._replace(number=min(before, default=number))
