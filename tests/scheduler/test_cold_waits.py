@@ -48,6 +48,20 @@ def come(driver: SchedulerDriver, fetched: int, **how: Any) -> None:
     )
 
 
+def test_how_fast_a_group_fetches_is_forgotten_with_the_group() -> None:
+    driver = with_cold_pirate()
+    rates = driver.scheduler.state.residency.rates
+    for fetched in (MIB, 2 * MIB):
+        driver.wait(0.1)
+        come(driver, fetched)
+    assert rates
+    driver.finish("q")
+    driver.detach("r0")
+    driver.detach("r1")
+    driver.wait(driver.scheduler.config.forget_runner)
+    assert not rates
+
+
 def test_a_request_whose_adapter_does_not_load_in_time_is_refused_and_its_runner_told() -> None:
     driver = with_cold_pirate(cold_wait=3.0)
     assert waits(driver, 2.9) is None

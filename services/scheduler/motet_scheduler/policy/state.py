@@ -324,6 +324,7 @@ class SchedulerState:
         """Of groups without requests and runners: there may be many names in the life of a scheduler."""
         for group in [group for group, queue in self.queues.items() if not queue.active and group not in self.by_group]:
             del self.queues[group]
+            self.residency.rates.pop(group, None)
             self._forget_capacities(group)
 
     def runners_of(self, group: GroupName) -> Sequence[Runner]:
@@ -336,9 +337,10 @@ class SchedulerState:
     def runner_of(self, placement: Placement) -> Runner | None:
         return self.current(placement.instance, placement.incarnation)
 
-    def having(self, digest: Digest) -> Iterator[Runner]:
-        """The runners that have this adapter, or will have it soon."""
-        return map(self.runners.__getitem__, self.table.having.get(digest, ()))
+    def having(self, digest: Digest, group: GroupName | None = None) -> Iterator[Runner]:
+        """The runners that have this adapter, or will have it soon: those of the group. None: all."""
+        found = map(self.runners.__getitem__, self.table.having.get(digest, ()))
+        return found if group is None else (one for one in found if one.group == group)
 
     def is_in_use(self, digest: Digest) -> bool:
         """Whether a request has this adapter, or a runner has one that it alone names."""

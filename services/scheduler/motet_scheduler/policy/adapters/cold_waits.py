@@ -132,7 +132,7 @@ class ColdWaits:
     def _retry_after(self, wait: ColdWait) -> float:
         """When the bytes that lack will have come, at the rate at which bytes come now, or have come to the group last.
         Without a rate: after as long as it has waited."""
-        having = [one for one in self._state.having(wait.digest) if one.group == wait.group]
+        having = [*self._state.having(wait.digest, wait.group)]
         fetches = [fetch for one in having if (fetch := one.adapters.fetches.get(wait.digest)) is not None]
         most = max(fetches, key=attrgetter("fetched"), default=None)
         rate = (most.rate if most is not None else 0.0) or self._state.residency.rates.get(wait.group, 0.0)
@@ -141,5 +141,5 @@ class ColdWaits:
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
 
     def _is_on_a_device(self, request: Request) -> bool:
-        having = (one for one in self._state.having(request.digest) if one.attached and one.group == request.group)
+        having = (one for one in self._state.having(request.digest, request.group) if one.attached)
         return any(one.adapters.tier_of(request.digest) is Tier.DEVICE for one in having)

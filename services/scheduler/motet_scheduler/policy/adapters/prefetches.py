@@ -91,7 +91,7 @@ class Prefetches:
         digest, group = request.digest, request.group
         if (group, digest) in self._ordered:
             return False
-        having = (one for one in self._state.having(digest) if one.group == group and one.takes_work)
+        having = (one for one in self._state.having(digest, group) if one.takes_work)
         return not any(self._state.runners_for(request, [one]) for one in having)
 
     def _runner_for(self, request: Request, source: DigestSource, queue: Queue) -> Runner | None:

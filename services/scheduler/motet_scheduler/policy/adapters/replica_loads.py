@@ -66,14 +66,14 @@ class ReplicaLoads:
             if (wanted := demand.note(self._needed(group, digest, fits), state.now)) <= 1:
                 continue
             now[digest] = demand
-            having = [one for one in state.having(digest) if one.group == group and one.takes_work]
+            having = [one for one in state.having(digest, group) if one.takes_work]
             if len(having) < wanted and ordered < MAX_ORDERED:
                 ordered += self._load(group, digest, runners, demand)
         return now
 
     def _needed(self, group: GroupName, digest: Digest, fits: int) -> int:
         state = self._state
-        running = sum(one.using(digest) for one in state.having(digest) if one.group == group)
+        running = sum(one.using(digest) for one in state.having(digest, group))
         waiting = state.queue(group).adapters[digest]
         requests = min(running + waiting, state.adapter_uses[digest])  # a runner may invent some
         specs = [one.spec for one in state.adapters.that_serve(digest) if one.spec.group == group]
