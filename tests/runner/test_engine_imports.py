@@ -98,3 +98,29 @@ print("torch._dynamo.convert_frame" in sys.modules, torch._dynamo is known, know
     assert json.loads(names) == [sorted(transformers.__all__), sorted(transformers.models.__all__)]
     assert before == "False True True"
     assert after == "True True torch._dynamo.decorators"
+
+
+def test_threads_that_ask_for_the_compiler_at_once_get_all_of_it() -> None:
+    script = """
+import threading, time
+from motet_runner.engine_imports import for_an_engine
+with for_an_engine(None):
+    import transformers.masking_utils
+import torch
+found = []
+
+def ask(name, later):
+    time.sleep(later)
+    try:
+        found.append(getattr(torch._dynamo, name) is not None)
+    except AttributeError as error:
+        found.append(str(error))
+
+names = ("config", "optimize", "explain", "reset", "run")
+threads = [threading.Thread(target=ask, args=(name, number / 50)) for number, name in enumerate(names)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+print(found)
+"""
+    (last,) = said(script)
+    assert last == str([True] * 5)

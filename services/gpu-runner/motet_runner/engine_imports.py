@@ -1,8 +1,8 @@
 """Imports of an engine's process, without what an engine never runs.
 
 transformers also trains models, on many machines, and generates by itself. For that, it imports torch's compiler and
-torch's tensors of many machines, and it reads the names in the files of all its models twice. These take a third of the
-CPU time that an engine's process needs to start. Other processes that import transformers get all of it.
+torch's tensors of many machines, and it reads the names in the files of all its models twice. An engine's process
+starts sooner without these. Other processes that import transformers get all of it.
 """
 
 import sys
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -42,26 +43,34 @@ def for_an_engine(kept_in: Path | None, *, beside_peft: bool = False) -> Iterato
 # ----------------------------------------------------------------------------------------------------- torch's compiler
 
 
+_LOADING = RLock()
+
+
 class _Postponed(ModuleType):
-    """torch's compiler, which runs its code once something asks for more of it than marks on functions."""
+    """torch's compiler, which runs its code once something asks for more of it than marks on functions. Other threads
+    that ask meanwhile wait until it has run."""
 
     def __getattr__(self, name: str) -> Any:
         self._load()
-        return getattr(self, name)
+        return ModuleType.__getattribute__(self, name)  # `super` knows it no more: its class is another one
 
     @property
     def __path__(self) -> MutableSequence[str]:  # type: ignore[override] # for as long as this is its class
         """Python asks for it before it imports one of the package's modules."""
         self._load()
-        return self.__path__
+        path: MutableSequence[str] = vars(self)["__path__"]
+        return path
 
     def _load(self) -> None:
         spec = self.__spec__
         assert spec is not None
         assert spec.loader is not None
-        self.__class__ = ModuleType  # type: ignore[assignment] # the same object, which others have imported already
-        self.__path__ = spec.submodule_search_locations  # type: ignore[assignment, misc]
-        spec.loader.exec_module(self)
+        with _LOADING:
+            if "__path__" in vars(self):
+                return  # it has run, or its own code asks
+            vars(self)["__path__"] = spec.submodule_search_locations
+            spec.loader.exec_module(self)
+            self.__class__ = ModuleType  # type: ignore[assignment] # the same object, which others have imported
 
 
 def _postpone_compiler() -> None:
