@@ -18,7 +18,7 @@ from motet.store.schema_versions import (
     version_in,
 )
 
-if TYPE_CHECKING:  # most processes that open a store migrate nothing, and alembic takes a sixth of their imports
+if TYPE_CHECKING:  # most processes that open a store migrate nothing, and start sooner without alembic
     from alembic.config import Config
 
 log = structlog.get_logger(__name__)
