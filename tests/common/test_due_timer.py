@@ -63,7 +63,7 @@ async def test_what_came_while_the_process_was_paused_is_heard_before_anything_i
             policy.timer.changed()
         else:
             await asyncio.sleep(29)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(CATCH_UP_SECONDS / 2)
         policy.times.remove(30.0)
         await asyncio.sleep(100)
     assert policy.calls == [90.0]

@@ -17,7 +17,7 @@ PAUSE_AFTER_ERROR_SECONDS = 1.0
 STOOD_STILL_SECONDS = 0.5
 """Who wakes up as late was paused."""
 
-CATCH_UP_SECONDS = 1.0
+CATCH_UP_SECONDS = 0.5
 """After that, this long only what others send is heard."""
 
 
