@@ -89,6 +89,18 @@ async def test_a_time_that_comes_earlier_than_the_known_one_is_kept():
 
 
 @in_virtual_time
+async def test_a_change_is_looked_at_at_once_and_those_soon_after_it_together():
+    policy, looks = Policy(50.0, pause=0.5), []
+    policy.timer = DueTimer(lambda: looks.append(policy.clock()) or 50.0, policy.ring, clock=policy.clock, pause=0.5)
+    async with running(policy):
+        for seconds in (1.0, 0.125, 0.125, 3.0):
+            await asyncio.sleep(seconds)
+            policy.timer.changed()
+        await asyncio.sleep(1)
+    assert looks == [0.0, 1.0, 1.5, 4.25]
+
+
+@in_virtual_time
 async def test_a_time_that_moves_to_later_rings_only_then():
     async with running(Policy(5.0)) as policy:
         policy.times = [8.0]

@@ -25,7 +25,8 @@ class DueTimer:
     """Calls `ring` when the time of `next_due` comes.
 
     Whoever may have changed what `next_due` says calls `changed`. That costs next to nothing: the new time is looked at
-    `pause` seconds later, for all changes until then at once. Two calls of `ring` are at least as far apart.
+    `pause` seconds after the last look, for all changes until then at once. Two calls of `ring` are at least as far
+    apart.
 
     After the process was paused, `ring` is called a moment later: what others have sent meanwhile still waits in the
     sockets, and while that is not known, a policy would take them for silent.
@@ -46,7 +47,7 @@ class DueTimer:
         something is due, `ring` is called again and again: it does nothing where nothing is due."""
         while True:
             self._changed.clear()
-            pause = self._pause
+            pause, looked_at = self._pause, self._clock()
             try:
                 wait = self._next_due() - self._clock()
             except Exception:
@@ -57,7 +58,7 @@ class DueTimer:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait if wait < inf else None):
                         await self._changed.wait()
-                        await asyncio.sleep(self._pause)
+                        await asyncio.sleep(looked_at + self._pause - self._clock())  # mostly it need not wake again
                 if self._clock() > until + STOOD_STILL_SECONDS:
                     await asyncio.sleep(CATCH_UP_SECONDS)
                 continue
