@@ -150,10 +150,12 @@ class ManyFolders:
 
     async def look(self) -> None:
         """One round. Looks that are slow may end later."""
-        self._wanted = wanted = self._asked
-        self._seen = {folder: seen for folder, seen in self._seen.items() if folder in wanted}
-        self.stamps = {folder: stamp for folder, stamp in self.stamps.items() if folder in wanted}
-        self._debouncer.forget(wanted)
+        wanted = self._asked
+        if wanted is not self._wanted:  # mostly nothing is to be forgotten, of thousands
+            self._wanted = wanted
+            self._seen = {folder: seen for folder, seen in self._seen.items() if folder in wanted}
+            self.stamps = {folder: stamp for folder, stamp in self.stamps.items() if folder in wanted}
+            self._debouncer.forget(wanted)
         # First those that have answered: if a new one does not, they have not waited for it. Of a slow volume, all have
         # their turns.
         left = deque([*self._seen, *(folder for folder in wanted if folder not in self._seen)])
@@ -219,6 +221,8 @@ class ManyFolders:
         self._changed()
 
     def _may_answer(self, folder: Path) -> bool:
+        if not self._slow:
+            return True
         if folder in self._slow:
             return False
         seen = self._seen.get(folder)
