@@ -29,7 +29,6 @@ class NobodyWaits(RuleBasedStateMachine):
         super().__init__()
         self.few = [
             patch.object(class_queue, "MAX_FEW", 1),
-            patch.object(class_queue, "MAX_OF_ADAPTERS", 6 * class_queue.MAX_FLOWS),  # enough for the tenants here
             patch.object(waiting_heads, "MAX_FEW", 1),
             patch.object(rooms, "MAX_WOKEN", 1),
         ]

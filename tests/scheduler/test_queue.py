@@ -1,13 +1,12 @@
-from functools import partial
 from itertools import count, islice
 from random import Random
 
 import pytest
 
-from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
+from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
-from motet_scheduler.policy.class_queue import MAX_MOVED, MOVE_COSTS
+from motet_scheduler.policy.class_queue import COST_OF_TRY, MAX_COUNTED, MAX_LOOKED
 from motet_scheduler.policy.limit_changes import MAX_COST
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
@@ -18,7 +17,7 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Shares
 from motet_scheduler.policy.values import BaseModel, SchedulerConfig
 from motet_scheduler.policy.waiting_heads import Waiting
-from tests.scheduler.builders import GROUP, SchedulerDriver, ready
+from tests.scheduler.builders import GROUP, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
 MAX_SEARCHES = 6
@@ -42,7 +41,7 @@ class WaitingRequests:
         self.runner = Runner(RunnerIdentity(instance="r0", incarnation="1"), "", Capacity(pages=1), 1.0)
         self.runner.base = BaseModel(digest="base")
 
-    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1, adapter="", limited=False):
+    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1, adapter=""):
         request = Request(
             id=RequestId(name),
             gateway="g0",
@@ -56,7 +55,6 @@ class WaitingRequests:
             asked_at=100.0 - age,
             sequence=next(self._sequences),
             adapter=adapter,
-            limited=limited,
         )
         self.by_name[name] = request
         self.queue.add(request)
@@ -338,7 +336,7 @@ def test_heads_that_come_go_and_get_later_turns_are_found_in_order():
         if chance.random() < 0.2:
             found = [head[3] for head in islice(heads, chance.randrange(1, 9))]
             assert found == sorted(here, key=order_of)[: len(found)]
-    assert len(heads._heads) <= 2 * len(heads) + SLACK, "what has left is forgotten"  # noqa: SLF001
+    assert len(heads._entries) <= 2 * len(heads) + SLACK, "what has left is forgotten"  # noqa: SLF001
 
 
 class OneRunner(WaitingRequests):
@@ -408,113 +406,82 @@ def test_that_adapters_come_and_go_leaves_nothing():
     assert len(tried._passes) <= 2  # noqa: SLF001
 
 
-def limited(waiting):
-    return sum(request.limited for request in waiting.by_name.values())
+def tried(waiting):
+    return {request.id for request in waiting.by_name.values() if request.waits_for is not None}
 
 
-def test_when_a_limit_changes_each_scan_moves_few_into_other_flows(monkeypatch):
-    monkeypatch.setattr(class_queue, "MAX_OF_ADAPTERS", 0)  # as with many tenants: else they need not move
+def test_when_a_limit_changes_each_scan_has_few_tried_again():
     waiting = WaitingRequests()
     for n in range(900):
-        waiting.add(f"{n}", age=900 - n, tenant=f"t{n % 9}", adapter="default/pirate" if n % 2 else "")
+        waiting.add(f"{n}", age=900 - n, tenant=f"t{n}", adapter="default/pirate" if n % 2 else "")
     for request in waiting.queue.heads():
         waiting.queue.wait_for(request, "base", {0: (1, 0)})
     changes = waiting.queue.limit_changes
-    for has_limit in (True, False):
-        waiting.queue.limits_changed({"default/pirate"}, lambda _, has_limit=has_limit: has_limit)
-        while changes.under_way:
-            before = limited(waiting)
-            changes.go_on()
-            moved = abs(limited(waiting) - before) if has_limit else 0  # later they stay where they are
-            assert moved <= MAX_COST // MOVE_COSTS + MAX_MOVED
-        assert limited(waiting) == (450 if has_limit else 0)
-        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(18)]
-        assert waiting.names() == [f"{n}" for n in range(900)]
-        tried = {request.id for request in waiting.by_name.values() if request.waits_for is not None}
-        assert tried == {f"{n}" for n in range(0, 9, 2)}, (
-            "the other heads have others before them now, or other runners"
-        )
+    waiting.queue.limits_changed({"default/pirate"})
+    while changes.under_way:
+        before = len(tried(waiting))
+        changes.go_on()
+        assert before - len(tried(waiting)) <= MAX_COST // COST_OF_TRY + MAX_LOOKED
+    assert tried(waiting) == {f"{n}" for n in range(0, 900, 2)}, "the others have other runners"
 
 
 def test_those_that_come_and_go_while_a_limit_changes_are_where_they_belong():
-    """The limit changes again before all are moved, more often than that takes."""
+    """The limit changes again before all are tried again, more often than that takes."""
     waiting, drawn, names = WaitingRequests(), Random(0), iter(range(10_000))
 
-    def come(has_limit):
+    def come():
         adapter = drawn.choice(("", "default/pirate", "default/poet"))
-        how = {"age": drawn.randrange(100), "tenant": f"t{drawn.randrange(3)}", "adapter": adapter}
-        waiting.add(f"{next(names)}", limited=bool(has_limit(adapter)), **how)
+        name = f"{next(names)}"
+        waiting.add(name, age=drawn.randrange(100), tenant=f"t{drawn.randrange(300)}", adapter=adapter)
+        if drawn.random() < 0.5 and (heads := [one for one in waiting.queue.heads() if one.waits_for is None]):
+            waiting.queue.wait_for(drawn.choice(heads), "base", {0: (1, 0)})
 
     for _ in range(1000):
-        come({}.get)
+        come()
     for step in range(60):
-        most = {"default/pirate": step % 2, "default/poet": step % 3}
-        waiting.queue.limits_changed(set(most), most.get)
+        waiting.queue.limits_changed({"default/pirate"} if step % 2 else {"default/poet"})
         waiting.queue.limit_changes.go_on()
         for name in drawn.sample(sorted(waiting.by_name), 3):
             waiting.queue.remove(waiting.by_name.pop(name))
-            come(most.get)
+            come()
+    waiting.queue.limits_changed({"default/pirate", "default/poet"})
     while waiting.queue.limit_changes.under_way:
         waiting.queue.limit_changes.go_on()
-    for request in waiting.by_name.values():
-        assert bool(request.limited) is bool(most.get(request.adapter))
+    assert tried(waiting)
+    assert {waiting.by_name[name].adapter for name in tried(waiting)} == {""}
     oldest = {}
     for *_, request in sorted(waiting.queue.unordered()):
-        oldest.setdefault((request.tenant, request.adapter if request.limited else ""), request)
+        oldest.setdefault((request.tenant, request.adapter), request)
     assert waiting.queue.heads() == sorted(oldest.values(), key=order_of)
 
 
-def test_no_later_request_for_an_adapter_passes_one_that_shares_a_flow():
-    """When that came, there was no room for a flow of its adapter alone. Now there is."""
-    a, b, c, e = (Digest("sha256:" + 64 * letter) for letter in "abce")
-    driver = SchedulerDriver(headroom_one_in=10**6)
-    driver.gateway()
-    driver.attach(pages=68, max_sequences=2048, adapter_slots=1)
-    how = {"tenant": "T", "prompt": 16, "max_tokens": 15}
-    driver.enqueue("of b", **how, digest=b, adapter="T/b")
-    others = [f"other{n}" for n in range(31)]
-    for n, name in enumerate(others):
-        driver.enqueue(name, tenant=f"t{n}", prompt=16, max_tokens=16)
-    while driver.scheduler.runners[InstanceName("r0")].ledger.free > 0:
-        others.append(f"other{len(others)}")
-        driver.enqueue(others[-1], tenant="t0", prompt=16, max_tokens=15)
-    for name, digest in (("a1", a), ("e1", e), ("c1", c), ("b1", b)):
-        driver.enqueue(name, **how, digest=digest, adapter=f"T/{name[0]}")
-    driver.cancel("a1")
-    driver.cancel("e1")
-    for name in ("b2", "b3", "b4"):
-        driver.enqueue(name, **how, digest=b, adapter="T/b")
-    placed = []
-    for end in (*(partial(driver.finish, name) for name in others[:2]), partial(driver.cancel, "c1")):
-        end()
-        placed += [one.request for one in driver.of(effects.SendPlaced)]
-    assert placed[0] == "b1"
-
-
-def test_no_later_request_for_an_adapter_passes_an_older_one_when_flows_end_and_all_were_in_use(monkeypatch):
-    monkeypatch.setattr(class_queue, "MAX_FLOWS", 2)
+def test_each_adapter_of_a_tenant_has_a_flow_of_its_own_however_many_there_are():
     waiting = WaitingRequests()
-    for n, adapter in enumerate("abcd"):
-        waiting.add(f"{adapter}1", age=9 - n, adapter=f"default/{adapter}")
-    for name in ("a1", "b1"):
-        waiting.queue.remove(waiting.by_name[name])
-    waiting.add("d2", adapter="default/d")
-    assert waiting.oldest_of_each_flow() == ["c1"]
+    for n in range(500):
+        waiting.add(f"{n}", age=-n, adapter=f"default/a{n % 250}")
+    assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(250)]
+    waiting.queue.remove(waiting.by_name["0"])
+    waiting.add("late", age=-500, adapter="default/a1")
+    assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(1, 251)]
 
 
-def test_an_adapter_has_a_flow_of_its_own_again_when_none_of_its_requests_shares_one(monkeypatch):
-    monkeypatch.setattr(class_queue, "MAX_OF_ADAPTERS", 2)
+def test_of_a_tenants_many_heads_the_oldest_are_overdue_as_soon_as_others_have_passed_them():
+    """However often it is given more meanwhile. The others are when these have gone."""
     waiting = WaitingRequests()
-    for n, adapter in enumerate("abcd"):
-        waiting.add(f"{adapter}1", age=9 - n, adapter=f"default/{adapter}")
-    for name in ("a1", "b1"):
+    large = [f"large{n}" for n in range(2 * MAX_COUNTED)]
+    for n, name in enumerate(large):
+        waiting.add(name, age=1000 - n, adapter=f"default/{name}")
+    for n in range(3):
+        waiting.add(f"small{n}", age=1 - n, adapter=f"default/small{n}")
+        waiting.place(f"small{n}")
+    assert waiting.all_overdue() == large[:MAX_COUNTED]
+    for name in large[:MAX_COUNTED]:
         waiting.queue.remove(waiting.by_name[name])
-    waiting.add("d2", adapter="default/d")
-    assert waiting.oldest_of_each_flow() == ["c1"]
-    for name in ("d1", "d2"):
-        waiting.queue.remove(waiting.by_name[name])
-    waiting.add("d3", adapter="default/d")
-    assert waiting.oldest_of_each_flow() == ["c1", "d3"]
+    assert waiting.all_overdue() == []
+    for n in range(3, 6):
+        waiting.add(f"small{n}", age=1 - n, adapter=f"default/small{n}")
+        waiting.place(f"small{n}")
+    assert waiting.all_overdue() == large[MAX_COUNTED:]
 
 
 def test_a_decision_searches_few_lists(monkeypatch):

@@ -55,8 +55,8 @@ class PlainQueue(Queue):
     def oldest_of_each_flow(class_queue):
         oldest = {}
         for *_, request in sorted(class_queue.unordered()):
-            apart = request.adapter if request.limited else ""
-            oldest.setdefault((request.tenant, request.base, apart, request.size), request)
+            own = request.digest if request.replaced else request.adapter
+            oldest.setdefault((request.tenant, request.base, own, request.size), request)
         return sorted(oldest.values(), key=order_of)
 
 

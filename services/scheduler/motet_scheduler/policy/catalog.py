@@ -167,7 +167,7 @@ class CatalogPublisher:
             self._state.quotas.adopt(self._state.requests.values(), self._state.now, charged=first)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
-            queue.limits_changed(limits_changed, self._state.limits.has_limit)
+            queue.limits_changed(limits_changed)
         if changed:
             self._state.emit(effects.SaveCatalog(outdates=True))
             self._state.catalog_changed = True

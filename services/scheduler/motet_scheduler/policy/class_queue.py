@@ -20,46 +20,20 @@ from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
 from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 
-MAX_FLOWS = 32
-"""Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
+MAX_COUNTED = 32
+"""Of the heads of one tenant that wait for the same, on so many it is counted who passes them when the tenant is given
+more: the oldest, which become overdue before the others."""
 
-MAX_OF_ADAPTERS = 64
-"""Over the number of tenants: up to as many flows of a tenant, each of its adapters gets one of its own. Each more
-is a head that decisions may look at. With hundreds of tenants these are enough, and one whose head lacks a slot is one
-of many. A flow that began while there were fewer tenants stays as long as somebody waits in it: of the k-th tenant 64/k
-at most, and so some 250 of all together."""
+MAX_LOOKED = 100
+"""Heads that are looked at in one step, when limits have changed."""
 
-MAX_MOVED = 100
-"""Requests that are put into other flows at once."""
-
-MOVE_COSTS = 9
-
-OTHERS: Flow = ("", "", -1)
+COST_OF_TRY = 9
+"""Of one that is tried again, if to look at one costs 1."""
 
 
-def flow_of(request: Request, share: Share, tenants: int) -> Flow:
-    """`tenants`: how many there are. No flow of an adapter begins beside an older request for it in another one."""
+def flow_of(request: Request) -> Flow:
     own = request.digest if request.replaced else request.adapter or request.digest
-    flow = (request.base, own, request.size)
-    if not (request.replaced or request.limited):
-        few = min(MAX_FLOWS - 1, MAX_OF_ADAPTERS // tenants)  # one is for all others
-        if flow in share.flows or (len(share.flows) < few and not share.sharing[request.base, own]):
-            return flow
-        flow = (request.base, "", request.size)
-    return flow if flow in share.flows or len(share.flows) < MAX_FLOWS else OTHERS
-
-
-def sharing(request: Request) -> tuple[str, str] | None:
-    """Its adapter, if it waits in a flow that others share."""
-    own = request.adapter or request.digest
-    return (request.base, own) if own and not request.flow[1] else None
-
-
-def _stop_sharing(request: Request, share: Share) -> None:
-    if (adapter := sharing(request)) is not None:
-        share.sharing[adapter] -= 1
-        if not share.sharing[adapter]:
-            del share.sharing[adapter]
+    return request.base, own, request.size
 
 
 class ClassQueue:
@@ -140,13 +114,13 @@ class ClassQueue:
             return
         if self._left_over:
             self.known_overdue = None
-        passes, most = self._passes, self._max_passed_over
-        for flow in share.flows.values():
-            request = flow[0][3]
-            # One that was passed as often as allowed stays overdue.
-            if request.passes < most and request.waits_for in passes and request.charge is None:
-                head = (before, request.turn_at, request.sequence, request)
-                if passes[request.waits_for].count(head, self._placements):
+        most = self._max_passed_over
+        for runners_of, passes in self._passes.items():
+            if runners_of not in self.waiting:
+                continue
+            for turn_at, sequence, request in self.waiting[runners_of].heads.of_tenant(share, MAX_COUNTED):
+                # One that was passed as often as allowed stays overdue.
+                if request.passes < most and passes.count((before, turn_at, sequence, request), self._placements):
                     self.known_overdue = None
 
     def _keep_passes(self, request: Request) -> None:
@@ -185,40 +159,15 @@ class ClassQueue:
                 self._unfile(request)
                 self.untried_heads.add(request)
 
-    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> Iterator[int]:
-        """`maxReplicas` of these has changed: puts their requests into other flows. Yields after every few what that
-        has cost, if to look at one costs 1. Not those that come meanwhile: a tenant that sends faster than this is
-        read would have no end."""
-        for share in list(self.shares):
-            for flow in list(share.flows.values()):
-                begin, last = 0, flow[-1] if flow else None
-                while last is not None and (some := flow[begin : min(begin + MAX_MOVED, bisect_right(flow, last))]):
-                    concerned = [request for *_, request in some if request.adapter in adapters]
-                    for request in concerned:
-                        request.limited = has_limit(request.adapter)
-                    moved = [
-                        request for request in concerned if flow_of(request, share, len(self.shares)) != request.flow
-                    ]
-                    if concerned and concerned[0] is flow[0][-1]:
-                        self.try_again(concerned[:1])  # other runners may take it
-                    if moved:
-                        self._change_flow(share, flow, slice(begin, begin + len(some)), moved)
-                    yield len(some) + MOVE_COSTS * len(moved)
-                    begin = bisect_right(flow, some[-1])
-
-    def _change_flow(self, share: Share, flow: list[Aged], where: slice, moved: Sequence[Request]) -> None:
-        """These leave this part of the flow for others."""
-        key, head, leaving = moved[0].flow, flow[0][-1], set(moved)
-        flow[where] = [aged for aged in flow[where] if aged[-1] not in leaving]
-        if head in leaving:
-            self._unfile(head)
-            if flow:
-                self.untried_heads.add(flow[0][-1])
-        if not flow:
-            del share.flows[key]
-        for request in moved:
-            _stop_sharing(request, share)
-            self._join_flow(request, share)
+    def limits_changed(self, adapters: Collection[str]) -> Iterator[int]:
+        """`maxReplicas` of these has changed: other runners may take their requests. Yields after every few what that
+        has cost."""
+        heads = [*chain.from_iterable(waiting.heads.of for waiting in self.waiting.values())]
+        for begin in range(0, len(heads), MAX_LOOKED):
+            some = heads[begin : begin + MAX_LOOKED]
+            again = [request for request in some if request.adapter in adapters]
+            self.try_again(again)
+            yield len(some) + COST_OF_TRY * len(again)
 
     def try_all_again(self) -> None:
         heads = list(self._heads())
@@ -381,9 +330,7 @@ class ClassQueue:
                 yield head[3]
 
     def _join_flow(self, request: Request, share: Share) -> None:
-        request.flow = flow_of(request, share, len(self.shares))
-        if (adapter := sharing(request)) is not None:
-            share.sharing[adapter] += 1
+        request.flow = flow_of(request)
         flow = share.flows.setdefault(request.flow, [])
         before = flow[0][-1] if flow else None
         aged = (*request.turn, request)
@@ -399,7 +346,6 @@ class ClassQueue:
     def _leave_flow(self, request: Request) -> Share:
         share = request.share
         assert share is not None
-        _stop_sharing(request, share)
         flow = share.flows[request.flow]
         at = 0 if flow[0][-1] is request else bisect_left(flow, (*request.turn, request))
         assert flow[at][-1] is request, f"{request.id} is not where its turn says"

@@ -1,33 +1,51 @@
 """Heads of flows in the order of their turns, where only the first are looked at."""
 
-from bisect import bisect_right, insort
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
 
 from motet_scheduler.policy.order import Head, head_of
 from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.shares import Share
 
 FEW = 8
 """Up to this number of new ones, each is put where it belongs; for more it is faster to sort all."""
 
 SLACK = 16
-"""Entries of heads that have left, which may be kept beside as many as there are heads."""
+"""Entries of heads that are no longer the first of their tenant, which may be kept beside as many as count."""
+
+Turned = tuple[float, int, Request]
+"""A request behind its age."""
+
+
+class OfTenant:
+    """The heads of one tenant: their order never changes, whatever it is given."""
+
+    __slots__ = ("first", "heads")
+
+    def __init__(self, head: Turned) -> None:
+        self.heads = [head]
+        """In order."""
+        self.first: Head | None = None
+        """The entry of the first of them."""
 
 
 class OrderedHeads:
     """Each placement moves the turns of all heads of a tenant, and of those that wait nearly all stay where they are.
-    So a head that comes, goes or moves costs no search: it is put where it belongs when it is among the first that are
+    So only the first of each tenant has an entry, and is put where it belongs when it is among the first that are
     looked at. Counters of tenants only grow, so none is then found too late."""
 
-    __slots__ = ("_heads", "_new", "of")
+    __slots__ = ("_entries", "_new", "_of_tenants", "of")
 
     def __init__(self) -> None:
-        self._heads: list[Head] = []
+        self._entries: list[Head] = []
         """In order, by the turns that they have or had. The new ones are last, in no order."""
         self._new = 0
-        self.of: dict[Request, Head] = {}
-        """The entry that counts of each."""
+        self._of_tenants: dict[Share | None, OfTenant] = {}
+        """None: those that had a place before, of all tenants."""
+        self.of: dict[Request, OfTenant] = {}
 
     def __len__(self) -> int:
         return len(self.of)
@@ -40,19 +58,40 @@ class OrderedHeads:
         """The same, from the one on that is behind `last`."""
         if self._new:
             self._sort()
-        heads, of = self._heads, self.of
-        at = bisect_right(heads, last) if last is not None else 0
-        while at < len(heads):
-            head = heads[at]
-            given, _, _, request = head
-            if of.get(request) is not head:
-                del heads[at]  # it has left
-            elif given != -inf and request.share is not None and given != request.share.counter:
-                del heads[at]
-                head = of[request] = head_of(request)
-                insort(heads, head, at)
+        later: list[tuple[float, float, int, Request, int, OfTenant]] = []
+        """The next of each tenant of which some were looked at."""
+        for first, of_tenant in self._firsts(last):
+            while later and later[0] < first:
+                yield later[0][:4]
+                _go_on(later)
+            if last is None or last < first:
+                yield first
+                number = 1
+            elif last[0] == first[0]:
+                number = bisect_left(of_tenant.heads, (last[1], last[2] + 1))
             else:
-                yield head
+                continue
+            if number < len(of_tenant.heads):
+                heappush(later, (first[0], *of_tenant.heads[number], number, of_tenant))
+        while later:
+            yield later[0][:4]
+            _go_on(later)
+
+    def _firsts(self, last: Head | None) -> Iterator[tuple[Head, OfTenant]]:
+        """The first of each tenant that has heads behind `last`."""
+        entries, of = self._entries, self.of
+        at = bisect_left(entries, last[:1]) if last is not None else 0
+        while at < len(entries):
+            head = entries[at]
+            of_tenant = of.get(head[3])
+            if of_tenant is None or of_tenant.first is not head:
+                del entries[at]
+            elif _has_moved(head):
+                del entries[at]
+                of_tenant.first = head_of(head[3])
+                insort(entries, of_tenant.first, at)
+            else:
+                yield head, of_tenant
                 at += 1
 
     def up_to(self, number: int) -> list[Head]:
@@ -63,30 +102,71 @@ class OrderedHeads:
 
     def first(self) -> Head:
         if not self._new:  # mostly nothing has moved: the common case of `__iter__`, as this is asked very often
-            head = self._heads[0]
-            share = head[3].share
-            if self.of.get(head[3]) is head and share is not None and head[0] == share.counter:
+            head = self._entries[0]
+            of_tenant = self.of.get(head[3])
+            if of_tenant is not None and of_tenant.first is head and not _has_moved(head):
                 return head
         return next(iter(self))
 
+    def of_tenant(self, share: Share, most: int) -> Sequence[Turned]:
+        """The first of those of this tenant that had no place before."""
+        of_tenant = self._of_tenants.get(share)
+        return of_tenant.heads[:most] if of_tenant is not None else ()
+
     def add(self, request: Request) -> None:
-        head = self.of[request] = head_of(request)
-        self._heads.append(head)
-        self._new += 1
+        whose = request.share if request.charge is None else None
+        head = (request.turn_at, request.sequence, request)
+        of_tenant = self._of_tenants.get(whose)
+        if of_tenant is None:
+            of_tenant = self._of_tenants[whose] = OfTenant(head)
+        elif of_tenant.heads[-1] < head:
+            of_tenant.heads.append(head)
+        else:
+            insort(of_tenant.heads, head)
+        self.of[request] = of_tenant
+        if of_tenant.heads[0] is head:
+            self._enter(of_tenant)
 
     def discard(self, request: Request) -> None:
-        del self.of[request]
-        if len(self._heads) > 2 * len(self.of) + SLACK:
+        of_tenant = self.of.pop(request)
+        heads = of_tenant.heads
+        at = 0 if heads[0][2] is request else bisect_left(heads, (request.turn_at, request.sequence))
+        del heads[at]
+        if not heads:
+            del self._of_tenants[request.share if request.charge is None else None]
+        elif not at:
+            self._enter(of_tenant)
+        if len(self._entries) > 2 * len(self._of_tenants) + SLACK:
             self._sort()
-            self._heads = [head for head in self._heads if self.of.get(head[3]) is head]
+            self._entries = [head for head, _ in self._firsts(None)]
+
+    def _enter(self, of_tenant: OfTenant) -> None:
+        """It has another first one."""
+        of_tenant.first = head_of(of_tenant.heads[0][2])
+        self._entries.append(of_tenant.first)
+        self._new += 1
 
     def _sort(self) -> None:
-        heads, new = self._heads, self._new
+        entries, new = self._entries, self._new
         if new > FEW:
-            heads.sort()
+            entries.sort()
         else:
-            last = heads[len(heads) - new :]
-            del heads[len(heads) - new :]
+            last = entries[len(entries) - new :]
+            del entries[len(entries) - new :]
             for head in last:
-                insort(heads, head)
+                insort(entries, head)
         self._new = 0
+
+
+def _has_moved(head: Head) -> bool:
+    """Whether its tenant was given more since."""
+    given, _, _, request = head
+    return given != -inf and request.share is not None and given != request.share.counter
+
+
+def _go_on(later: list[tuple[float, float, int, Request, int, OfTenant]]) -> None:
+    given, _, _, _, number, of_tenant = later[0]
+    if number + 1 < len(of_tenant.heads):
+        heapreplace(later, (given, *of_tenant.heads[number + 1], number + 1, of_tenant))
+    else:
+        heappop(later)

@@ -3,11 +3,9 @@
 Class first, but a class that waits gets its floor of all placements (`class_turns.py`); then what the tenant was given
 by its weight (`shares.py`), then age. A flow is the requests of one tenant and class for one adapter, or for the base
 model alone: one that lacks an adapter slot, or pages, keeps none for another adapter. Each size of class Batch is a
-flow of its own, too, where the larger ones count as older than they are (`Request.turn_at`). With too many tenants or
-adapters to look at a head of each, the other adapters of a tenant share the flow of the base model (`MAX_OF_ADAPTERS`),
-but for those with `maxReplicas` and for replaced revisions, which wait for other runners. A request never passes an
-older one of its own flow, unless it had a place before (`Request.turn`). So only the first of each flow, its head, is
-tried.
+flow of its own, too, where the larger ones count as older than they are (`Request.turn_at`), and so is a replaced
+revision, which waits for other runners. A request never passes an older one of its own flow, unless it had a place
+before (`Request.turn`). So only the first of each flow, its head, is tried.
 
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
@@ -50,6 +48,9 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
 from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import SchedulerConfig
+
+FOUND_AT_ONCE = 4
+"""For each runner, of those that fit there: mostly the first of all is placed, and then it is looked again."""
 
 
 class Outcome(Enum):
@@ -289,9 +290,9 @@ class Queue:
             for request in class_queue.with_adapter(digest, self.bases)
         ]
 
-    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
-        """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
-        self.limit_changes.note(adapters, has_limit)
+    def limits_changed(self, adapters: Collection[str]) -> None:
+        """`maxReplicas` of these adapters has changed: other runners may take their requests."""
+        self.limit_changes.note(adapters)
 
     def try_all_again(self) -> None:
         for class_queue in self.class_queues.values():
@@ -463,7 +464,7 @@ class Queue:
         if not class_queue.waiting:
             return (), None
         highest = self.headroom.standing().highest(request_class)
-        fit = class_queue.that_fit(rooms, examined, highest, lacking=self.rooms.lacking)
+        fit = class_queue.that_fit(rooms, min(examined, FOUND_AT_ONCE), highest, lacking=self.rooms.lacking)
         if not self._behind or highest is None or highest == inf:
             return fit, None
         after = self._behind_from.get(request_class)

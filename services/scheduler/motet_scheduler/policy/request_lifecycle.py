@@ -76,7 +76,6 @@ class RequestLifecycle:
             _avoid_unable(request, self._state.runners_of(request.group))
         for until in request.avoid.values():
             self._retry_at(until, request)
-        request.limited = self._state.limits.has_limit(request.adapter)
         weight = self._state.weights.of(request.group, request.tenant)
         queue = self._state.queue(request.group)
         if not len(queue):

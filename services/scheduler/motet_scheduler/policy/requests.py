@@ -132,8 +132,6 @@ class Request:
     """Placements that passed others of its class before it came, or had its turn later than before."""
     passes: int = 0
     """How many have passed it until then, since it last got a token."""
-    limited: bool = False
-    """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
     replaced: bool = False
     """Its revision was found to be replaced: nothing says where its bytes are, so only runners that hold it count."""
     page_needs: Mapping[CapacityId, PageNeed] = field(default_factory=lambda: NO_NEEDS)

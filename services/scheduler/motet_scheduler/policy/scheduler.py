@@ -14,7 +14,6 @@ from motet_scheduler.policy.adapters.prefetches import Prefetches
 from motet_scheduler.policy.adapters.replica_loads import ReplicaLoads
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
-from motet_scheduler.policy.class_queue import sharing
 from motet_scheduler.policy.consolidation import Consolidation
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
@@ -189,10 +188,6 @@ class Scheduler:
             )
             for share in (share for one in queue.class_queues.values() for share in one.shares):
                 assert share.waiting == sum(map(len, share.flows.values())), "requests that wait were miscounted"
-                requests = (aged[-1] for flow in share.flows.values() for aged in flow)
-                assert share.sharing == Counter(filter(None, map(sharing, requests))), (
-                    "requests that share a flow were miscounted"
-                )
             queue.headroom.check()
             queue.rooms.check([one for one in self.runners.values() if self.queues.get(one.group) is queue])
         for runner in self.runners.values():

@@ -11,7 +11,7 @@ in which it asked for nothing gives it nothing. One that is active and asks for 
 `MAX_LAG` at most, so it can't save up for a flood.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -32,7 +32,7 @@ Aged = tuple[bool, float, int, "Request"]
 
 Flow = tuple[str, str, int]
 """Base model, the adapter or the replaced revision, and the size: where the largest go first, smaller ones take the
-room that is left (S3-05). The base model and adapters without a flow of their own share one."""
+room that is left (S3-05)."""
 
 MAX_LAG = 32_000.0
 """Cost, by which a tenant may be behind those that are served: some thirty requests of usual size."""
@@ -70,7 +70,7 @@ CHARGED_BEFORE = Charge(0.0, 0.0)
 class Share:
     """Of one tenant in one class."""
 
-    __slots__ = ("active", "counter", "entry", "flows", "owed", "sharing", "tenant", "waiting", "weight")
+    __slots__ = ("active", "counter", "entry", "flows", "owed", "tenant", "waiting", "weight")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -85,8 +85,6 @@ class Share:
         """How many wait."""
         self.flows: dict[Flow, list[Aged]] = {}
         """Those that wait. In a flow nothing passes one before it."""
-        self.sharing: Counter[tuple[str, str]] = Counter()
-        """How many requests for an adapter of a base model wait in a flow that others share."""
         self.entry = 0
         """The number of its entry in the heap that counts."""
 

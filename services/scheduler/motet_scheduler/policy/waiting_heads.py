@@ -165,6 +165,18 @@ class Line(Sizes):
             return [one[5] for one in self.by_size if one[4] == digest]
         return [one[5] for one in self._by_adapter[digest].by_size] if digest in self._by_adapter else []
 
+    def few_of(self, digests: Iterable[Digest], above: int, free: int) -> list[Sized] | None:
+        """Those for these adapters that need more than `above` pages and at most `free`. None: there are many."""
+        few: list[Sized] = []
+        of_each = self.by_adapter()
+        for digest in digests:
+            if (of_adapter := of_each.get(digest)) is not None and of_adapter.by_size[0][0] <= free:
+                some = between(above, free, of_adapter.by_size, MAX_FEW - len(few))
+                if some is None:
+                    return None
+                few += some
+        return few
+
     def by_adapter(self) -> Mapping[Digest, Sizes]:
         if (filed := self._by_adapter) is None:
             filed = self._by_adapter = defaultdict(Sizes)
@@ -244,6 +256,8 @@ class Waiting:
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
+        if few is None and only is not None and highest == inf:
+            few = line.few_of((BASE, *only), above, free)
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be

@@ -37,9 +37,6 @@ class AdapterLimits:
             for digest in digests:
                 self._answers.pop(digest, None)
 
-    def has_limit(self, adapter: str) -> bool:
-        return adapter in self._most
-
     def more_than_one(self, adapter: str) -> bool:
         """Whether more than one runner may serve it."""
         return self._most.get(adapter, NO_LIMIT) > 1
