@@ -47,6 +47,20 @@ def test_an_event_does_not_look_at_adapters_that_have_failed(failure: Failure) -
     assert many < 5 * few
 
 
+def with_waiting(count: int) -> SchedulerDriver:
+    """The runner checks as many as it may at once: the others wait for their first check."""
+    driver = ready()
+    driver.scheduler.check = lambda: None  # type: ignore[method-assign]
+    driver.attach()
+    driver.state(*(adapter(f"a{number}") for number in range(count)))
+    return driver
+
+
+def test_an_event_does_not_look_at_adapters_that_wait_for_their_first_check() -> None:
+    few, many = (min(cost_of_news(with_waiting(count)) for _ in range(2)) for count in (10, 10_000))
+    assert many < 10 * few
+
+
 @pytest.mark.parametrize("failure", [AWAY, WRONG], ids=["away", "refused"])
 def test_all_of_them_are_checked_again_when_a_runner_comes_or_the_time_has_come(failure: Failure) -> None:
     driver = with_failed(3, failure)

@@ -100,8 +100,11 @@ class Adapter:
     recheck_requested: bool = False
     """A runner was asked to check the wanted revision. Asking again is not a new change."""
     last_report: ReportAdapter | None = field(default=None)
+    line: Line = field(init=False)
+    """Of `spec`"""
 
     def __post_init__(self) -> None:
+        self.line = self.spec.group, self.spec.ref.namespace
         if self.serving is not None:
             self.states[self.serving.key] = RevisionState(Standing.PROVED)
 
@@ -116,10 +119,6 @@ class Adapter:
 
     def needs(self, key: RevisionKey) -> bool:
         return key == self.wanted or (self.serving is not None and key == self.serving.key)
-
-    @property
-    def line(self) -> Line:
-        return self.spec.group, self.spec.ref.namespace
 
     def source_of(self, revision: Revision) -> DigestSource:
         return DigestSource(self.spec.ref, revision.key, revision.bytes, self.spec.max_bytes, revision.device_rank)

@@ -14,6 +14,8 @@ class CheckQueue:
         self._waiting: dict[ObjectName, Adapter] = {}
         self._noted: dict[ObjectName, Adapter] = {}
         """Of these, those of which something has changed since they were looked at"""
+        self._with_states: dict[ObjectName, Adapter] = {}
+        """Of those that wait; the others wait for their first check: mostly, if there are many"""
         self._idle: dict[ObjectName, Adapter] = {}
         """Others, which have to be checked when a runner comes, or it is time for another attempt."""
         self.retry_times: list[tuple[float, ObjectName]] = []
@@ -29,18 +31,31 @@ class CheckQueue:
     def note(self, adapter: Adapter) -> None:
         """Something has changed about it: it may have to be checked."""
         name = adapter.spec.ref.object
-        self._waiting[name] = self._noted[name] = adapter
+        self._noted[name] = adapter
         self._idle.pop(name, None)
+        self._wait(name, adapter)
+
+    def _wait(self, name: ObjectName, adapter: Adapter) -> None:
+        self._waiting[name] = adapter
+        if adapter.states:
+            self._with_states[name] = adapter
+        else:
+            self._with_states.pop(name, None)
 
     def discard(self, name: ObjectName) -> None:
         """It has gone."""
-        self._waiting.pop(name, None)
+        self._leave(name)
         self._noted.pop(name, None)
         self._idle.pop(name, None)
 
+    def _leave(self, name: ObjectName) -> None:
+        self._waiting.pop(name, None)
+        self._with_states.pop(name, None)
+
     def put_aside(self, adapter: Adapter) -> None:
         name = adapter.spec.ref.object
-        self._idle[name] = self._waiting.pop(name)
+        self._leave(name)
+        self._idle[name] = adapter
 
     def retry_at(self, at: float, adapter: Adapter) -> None:
         retry = at, adapter.spec.ref.object
@@ -50,7 +65,8 @@ class CheckQueue:
 
     def runners_changed(self) -> None:
         """Others may be asked."""
-        self._waiting |= self._idle
+        for name, adapter in self._idle.items():
+            self._wait(name, adapter)
         self._idle.clear()
 
     def look(self, now: float) -> None:
@@ -59,15 +75,14 @@ class CheckQueue:
             self._known_retries.discard(retry := heappop(self.retry_times))
             _, name = retry
             if (adapter := self._idle.pop(name, None)) is not None:
-                self._waiting[name] = adapter
+                self._wait(name, adapter)
         for name, one in self._noted.items():  # not of all: each event looks, and thousands may wait
             if one.is_decided:
-                self._waiting.pop(name, None)
+                self._leave(name)
         self._noted.clear()
 
     def with_states(self) -> list[Adapter]:
-        """The others wait for their first check: mostly, if there are many."""
-        return [one for one in self._waiting.values() if one.states]
+        return list(self._with_states.values())
 
     def in_turn(self) -> list[tuple[int, int, Line, Iterator[Adapter]]]:
         """By namespace: a heap, with the one first whose turn was longest ago. Of a namespace, first those that were
@@ -90,5 +105,7 @@ class CheckQueue:
         waiting, idle = self._waiting.keys(), self._idle.keys()
         assert not waiting & idle, "an adapter is put aside and looked at"
         assert waiting | idle <= by_name.keys(), "an adapter that has gone is looked at"
+        stated = {name for name, one in self._waiting.items() if one.states}
+        assert self._with_states.keys() == stated, "an adapter that is checked, or was, is not looked at"
         for name, one in by_name.items():
             assert one.is_decided or name in waiting | idle, "nobody looks at an adapter that is not decided"
