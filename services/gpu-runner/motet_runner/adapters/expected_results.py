@@ -22,9 +22,9 @@ from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 ROWS = 4
 """Half of them begin with zeros as the linear's own result, so that the product stands alone."""
-MAX_AHEAD = 8
+MAX_AHEAD = 4
 """The number of times that the thread may be ahead, each with some linears"""
-MAX_AT_ONCE = 8
+MAX_AT_ONCE = 16
 """How many linears of one shape are computed together, if their matrices take no more than `MAX_BYTES_AT_ONCE`"""
 MAX_BYTES_AT_ONCE = 4 << 20
 FP32_STEP = 2.0**-24
@@ -135,19 +135,22 @@ class ExpectedResults:
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
         rows = partial(fixed_rows, dtype=self._dtype)
+        unchanged: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         alike: defaultdict[tuple[int, int, bool, _Types], list[LoraLinear]] = defaultdict(list)
         for group in self._layout.groups:
             for module, outputs in group.outputs.items():
                 linear = linears.get(module)
                 if linear is None:
-                    own = rows(outputs, 2).unsqueeze(0)
-                    none = torch.zeros(own.shape, dtype=torch.float64)
-                    yield Expected(
-                        (module,), rows(group.inputs, 1), own, own.double(), none, none[:, :, :1], self._in_integers
-                    )
+                    unchanged[group.inputs, outputs].append(module)
                 else:
                     types = tuple((one.dtype, one.shape) for one in (linear.a, linear.b) if one is not None)
                     alike[group.inputs, outputs, linear.scales, types].append(linear)
+        for (inputs, outputs), modules in unchanged.items():
+            for first in range(0, len(modules), MAX_AT_ONCE):
+                names = tuple(modules[first : first + MAX_AT_ONCE])
+                own = rows(outputs, 2).repeat(len(names), 1, 1)
+                none = torch.zeros(own.shape, dtype=torch.float64)
+                yield Expected(names, rows(inputs, 1), own, own.double(), none, none[:, :, :1], self._in_integers)
         with WeightReader(self._adapter) as matrices:
             for (inputs, outputs, *_), of_shape in alike.items():
                 rank = of_shape[0].a.shape[0] if of_shape[0].a is not None else 1

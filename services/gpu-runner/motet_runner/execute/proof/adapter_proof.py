@@ -246,7 +246,7 @@ class AdapterProof:
     def _compare(self, expected: Expected, backend: LoraBackend[Any], batch: Any) -> _Compared:
         device = self._prover.memory.device
         y, rows = expected.own.to(device, copy=True), expected.rows.to(device)
-        for of_linear, linear in zip(y, expected.linears, strict=True):
+        for of_linear, linear in zip(y.unbind(), expected.linears, strict=True):
             backend.add_lora(of_linear, rows, linear, batch)
         error = y.double().sub_(expected.result.to(device)).abs_()
         allowed = ALLOWED_OF_INTEGERS if expected.in_integers else ALLOWED
