@@ -105,10 +105,11 @@ class CppBackend:
         index, inputs, outputs = self._linears[linear]
         if x.stride(1) != 1:
             x = x.contiguous()
+        of_x, of_y, (y_stride, y_step) = x.shape, y.shape, y.stride()
         if (
             not (y.dtype is x.dtype is self._dtype)
-            or (x.shape[1], y.shape[1], y.stride(1)) != (inputs, outputs, 1)
-            or min(len(x), len(y)) < batch.rows
+            or (of_x[1], of_y[1], y_step) != (inputs, outputs, 1)
+            or min(of_x[0], of_y[0]) < batch.rows
         ):
             raise ValueError(
                 f"{linear}: {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype} do not fit the batch"
@@ -125,7 +126,7 @@ class CppBackend:
             x.data_ptr(),
             x.stride(0),
             y.data_ptr(),
-            y.stride(0),
+            y_stride,
         )
 
     def _find_offsets(self, rank: int, changed: frozenset[str], *, scales: bool) -> npt.NDArray[np.int64]:
