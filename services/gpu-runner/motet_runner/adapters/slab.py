@@ -313,7 +313,7 @@ def _contents(
 
 def _parts_of(run: Bytes) -> Iterator[Part]:
     """All but the longer stretches of zeros, cut into parts."""
-    places = np.fromiter(_filled_blocks(run), np.int64)
+    places = np.flatnonzero(np.bitwise_or.reduceat(run, np.arange(0, len(run), _BLOCK)))
     if not len(places):
         return
     gaps = np.flatnonzero(np.diff(places) > _SHORTEST_GAP)
@@ -324,14 +324,6 @@ def _parts_of(run: Bytes) -> Iterator[Part]:
         for begin in range(int(first) * _BLOCK, end, MAX_PART_BYTES):
             part = run[begin : min(end, begin + MAX_PART_BYTES)]
             yield Part(begin, len(part), _sum(part), _checksum(part))
-
-
-def _filled_blocks(run: Bytes) -> Iterator[int]:
-    """Those that hold more than zeros. A bool for each byte of the run would take as much memory as the run."""
-    for begin in range(0, len(run), MAX_PART_BYTES):
-        some = run[begin : begin + MAX_PART_BYTES]
-        filled = np.logical_or.reduceat(some != 0, np.arange(0, len(some), _BLOCK))
-        yield from (np.flatnonzero(filled) + begin // _BLOCK).tolist()
 
 
 def _remove_surplus(folder: int, new: str) -> None:
