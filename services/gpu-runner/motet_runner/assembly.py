@@ -58,7 +58,7 @@ def assemble(
         surroundings=surroundings,
         time_scale=time_scale,
         slab_bytes=info.slab_bytes,
-        proves_with=info.kernels.serving if (info.proves or info.compares) and info.kernels is not None else None,
+        proves_with=info.kernels.serving if info.kernels is not None else None,
         proves_linears=info.proves,
         build=ProofKey.of(info, base).build_name if info.proves else "",
     )

@@ -232,7 +232,6 @@ class Engine(PlannedEngine):
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
             run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",
             proves=loaded.device.type == "cpu" if config.prove_adapters is None else config.prove_adapters,
-            compares=True,
             hardware=hardware_name(_gpu_name(loaded.device)),
             machine=machine_identity(_gpu_number(loaded.device)),
         )

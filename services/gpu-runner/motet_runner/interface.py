@@ -407,10 +407,8 @@ class EngineInfo:
     that the pool serves."""
     proves: bool = False
     """True if the engine proves adapters: `Engine.load_adapter`"""
-    compares: bool = False
-    """True if it compares recorded answers with what it computes, whether it proves or not"""
     hardware: str = ""
-    """The model of the device that computes, if the engine proves adapters or compares answers"""
+    """The model of the device that computes"""
     machine: str = ""
     """The same: what no other machine or device has"""
     run_layout: str = ""

@@ -79,7 +79,7 @@ class PlannedEngine:
         self.planner.commands.load_adapter(digest, layout, pinned=pinned, proof=proof)
 
     def _proves(self, order: ProofOrder) -> bool:
-        return (self.info.proves or not order.linears) and (self.info.compares or not order.recorded)
+        return self.info.proves or not order.linears
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")

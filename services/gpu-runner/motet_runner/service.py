@@ -154,7 +154,7 @@ class RunnerService:
         )
         await asyncio.to_thread(cache.prepare)
         proofs = None
-        if info.proves or info.compares:
+        if info.kernels is not None:
             proofs = KeptProofs(cache, ProofKey.of(info, base), linears=info.proves)
         checks = Checks(
             cache,

@@ -50,8 +50,8 @@ _CERTIFYING = {
     "TokenizerDiffers": "The adapter brings a tokenizer that gives other ids than the base model's, or ids that the "
     "base model does not have; the message names the field. Serve it on the model that it was trained on, or remove "
     "the tokenizer's files if it was not trained with them.",
-    "RecordMissing": "`spec.verify.require` is Record, and the adapter has no recorded answers (`motet_proof.json`), "
-    "or the pool's engine compares none. Write them where the adapter was trained: `motet adapter record`.",
+    "RecordMissing": "`spec.verify.require` is Record, and the adapter has no recorded answers (`motet_proof.json`). "
+    "Write them where the adapter was trained: `motet adapter record`.",
 }
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "

@@ -132,8 +132,8 @@ class Artifact(StatusModel):
     proves nothing, or it serves on until it is proved again."""
 
     recorded_answers: Literal["Agree", "Differ"] | None = None
-    """Whether the answers that were recorded where it was trained are those of this base model. Absent: it has none, or
-    the pool's engine compares none."""
+    """Whether the answers that were recorded where it was trained are those of this base model. Absent: it has
+    none."""
 
     template_digest: Digest | None = None
     """The digest of the chat template that it brings, as runners read it. Absent: its prompts are rendered with the

@@ -598,7 +598,7 @@ class AdapterPolicy:
         for order in list(life.orders.values()):
             if self.proofs.decides(order, life) or not order.check:
                 del life.orders[order.number]
-                refused = refusal_of(order, life, compares=self.proofs.kernels is not None)
+                refused = refusal_of(order, life)
                 if refused is not None:
                     self._fail_order(order, Failure.of(refused))
                     continue

@@ -7,20 +7,13 @@ from motet_runner.adapters.policy.values import Order
 from motet_runner.adapters.recorded_answers import NO_RECORD
 
 
-def refusal_of(order: Order, life: AdapterLife, *, compares: bool) -> AdapterIncompatible | None:
-    """`compares`: the engine compares recorded answers."""
+def refusal_of(order: Order, life: AdapterLife) -> AdapterIncompatible | None:
     if not order.check or life.checked is None:
         return None
     if order.requires_record and not life.checked.recorded:
         return AdapterIncompatible(
             f"spec.verify.require is Record, and the adapter has no {RECORD_FILE}. Write it where the adapter was "
             "trained: `motet adapter record`.",
-            reason=NO_RECORD,
-        )
-    if order.requires_record and not compares:
-        return AdapterIncompatible(
-            "spec.verify.require is Record, and the engine of this pool compares no recorded answers. Remove "
-            "spec.verify, or use a pool with Motet's own engine.",
             reason=NO_RECORD,
         )
     if order.refuses_mismatch and life.compared is not None:

@@ -97,7 +97,6 @@ class Engine(PlannedEngine):
             backend="vllm",
             version=facts.version,
             proves=facts.device == "cpu" if config.prove_adapters is None else config.prove_adapters,
-            compares=True,
             hardware=hardware_name(facts.gpu),
             machine=machine_identity(facts.gpu_number),
         )
