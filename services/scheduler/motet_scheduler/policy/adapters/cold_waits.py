@@ -141,5 +141,7 @@ class ColdWaits:
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
 
     def _is_on_a_device(self, request: Request) -> bool:
-        having = (one for one in self._state.having(request.digest, request.group) if one.attached)
-        return any(one.adapters.tier_of(request.digest) is Tier.DEVICE for one in having)
+        for one in self._state.having(request.digest):  # no generators: each placement asks
+            if one.adapters.tiers.get(request.digest) is Tier.DEVICE and one.attached and one.group == request.group:
+                return True
+        return False
