@@ -49,7 +49,7 @@ from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
 from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.values import SchedulerConfig
 
-FOUND_AT_ONCE = 4
+FOUND_AT_ONCE = 2
 """For each runner, of those that fit there: mostly the first of all is placed, and then it is looked again."""
 
 

@@ -25,6 +25,9 @@ ITS_ADAPTER = itemgetter(4)
 MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
 
+LOOKED_FIRST = 8
+"""In the order of their turns, where many fit, before those that do are looked for."""
+
 
 def sized(request: Request, need: PageNeed) -> Sized:
     return (*need, request.turn_at, request.sequence, request.digest, request)
@@ -256,8 +259,13 @@ class Waiting:
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
-        if few is None and only is not None and highest == inf:
-            few = line.few_of((BASE, *only), above, free)
+        if few is None and highest == inf:
+            if only is not None:
+                few = line.few_of((BASE, *only), above, free)
+            elif not runner.capacity.adapter_rank_bytes and (
+                firsts := self._of_the_first(runner, above, free, examined)
+            ):
+                return firsts
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
@@ -277,6 +285,19 @@ class Waiting:
                 if (of_adapter := of_each.get(digest)) is not None and of_adapter.by_size[0][0] <= free:
                     found += first(of_adapter, adapters_there=True)
         return found
+
+    def _of_the_first(self, runner: Runner, above: int, free: int, examined: int) -> list[Head] | None:
+        """Where many fit, and any adapter may be used: mostly enough of those whose turn is first do. None: they do
+        not."""
+        found: list[Head] = []
+        capacity = id(runner.capacity)
+        for head in may_run(islice(self.heads, LOOKED_FIRST), runner):
+            need = head[3].page_needs.get(capacity)
+            if need is not None and above < need[0] <= free:
+                found.append(head)
+                if len(found) == examined:
+                    return found
+        return None
 
     def _up_to(self, highest: float, capacity: CapacityId, above: int, free: int) -> list[Sized] | None:
         """Those of tenants with at most this counter that need more than `above` pages and at most `free`. None: there
