@@ -13,7 +13,6 @@ from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters.adapter import Adapter
-from motet_scheduler.policy.adapters.checks import CHECKS_AT_ONCE
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
@@ -65,9 +64,9 @@ def test_checks_are_spread_over_runners_and_few_at_a_time():
     driver = ready()
     driver.attach("r0")
     driver.attach("r1")
-    driver.state(*(adapter(f"a{n}") for n in range(3 * CHECKS_AT_ONCE)))
+    driver.state(*(adapter(f"a{n}") for n in range(20)))
     orders = checks(driver)
-    assert len(orders) == 2 * CHECKS_AT_ONCE
+    assert len(orders) == 8
     assert {order.instance for order in orders} == {"r0", "r1"}
 
 

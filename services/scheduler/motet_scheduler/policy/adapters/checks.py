@@ -24,10 +24,9 @@ from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterStage, GroupName, RevisionKey, SchedulerConfig
 
-CHECKS_AT_ONCE = 8
-"""Per runner, so that many new adapters do not overload it. Each is copied, checked, loaded and proved there, one after
-the other: with fewer, processors are idle while all wait for the same step."""
-MAX_CHECKS_AT_WORK = 2 * CHECKS_AT_ONCE
+CHECKS_AT_ONCE = 4
+"""Per runner, so that many new adapters do not overload it."""
+MAX_CHECKS_AT_WORK = 4 * CHECKS_AT_ONCE
 """Per runner, with those that take so long that they hold up no others"""
 MAX_CHECKS_OF_A_LINE = MAX_CHECKS_AT_WORK - CHECKS_AT_ONCE
 """Of these, for one namespace: however long its checks take, those of others begin."""
