@@ -70,6 +70,27 @@ async def test_what_came_while_the_process_was_paused_is_heard_before_anything_i
 
 
 @in_virtual_time
+async def test_what_came_is_heard_first_also_if_the_process_was_paused_soon_after_it_rang():
+    """Where something is due again and again, that is mostly so."""
+    async with running(Policy(1.0, 30.0, pause=0.5)) as policy:
+        await asyncio.sleep(1.25)
+        policy.stood_still = 40.0
+        await asyncio.sleep(0.25 + CATCH_UP_SECONDS / 2)
+        policy.times.remove(30.0)
+        await asyncio.sleep(100)
+    assert policy.calls == [1.0]
+
+
+@in_virtual_time
+async def test_however_late_each_wake_is_it_rings():
+    async with running(Policy(*range(1, 100), pause=0.5)) as policy:
+        for _ in range(20):
+            await asyncio.sleep(0.5)
+            policy.stood_still += 1.0
+    assert len(policy.calls) >= 6
+
+
+@in_virtual_time
 async def test_what_is_due_all_the_same_comes_soon_after_a_pause():
     async with running(Policy(30.0)) as policy:
         await asyncio.sleep(1)

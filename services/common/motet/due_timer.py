@@ -59,12 +59,13 @@ class DueTimer:
                     async with asyncio.timeout(wait if wait < inf else None):
                         await self._changed.wait()
                         await asyncio.sleep(looked_at + self._pause - self._clock())  # mostly it need not wake again
-                if self._clock() > until + STOOD_STILL_SECONDS:
-                    await asyncio.sleep(CATCH_UP_SECONDS)
-                continue
-            try:
-                self._ring()
-            except Exception:
-                pause = PAUSE_AFTER_ERROR_SECONDS
-                log.exception("periodic_task_failed", work="what is due")
-            await asyncio.sleep(max(pause, self._pause))
+            else:
+                try:
+                    self._ring()
+                except Exception:
+                    pause = PAUSE_AFTER_ERROR_SECONDS
+                    log.exception("periodic_task_failed", work="what is due")
+                until = self._clock() + max(pause, self._pause)
+                await asyncio.sleep(until - self._clock())
+            if self._clock() > until + STOOD_STILL_SECONDS:
+                await asyncio.sleep(CATCH_UP_SECONDS)
