@@ -31,6 +31,7 @@ from motet_operator.reconcile import AdapterObject, CatalogSnapshot, View
 from motet_operator.reconcile.adapters import AdapterContext, AdapterResult, evaluate_adapter
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
+from tests.common.virtual_time import in_virtual_time
 from tests.operator.builders import name
 from tests.support.surroundings import REAL
 
@@ -596,7 +597,7 @@ def test_rounds_take_a_fiftieth_of_a_core_as_far_as_the_longest_pause_allows(too
 def test_a_few_short_rounds_follow_at_once_after_a_while_without_any() -> None:
     pauses = local_operator.RoundPauses()
     for now in (0.0, 100.0):  # the second time as many
-        assert [pauses.after(0.01, now) for _ in range(5)] == 5 * [0.01]
+        assert [pauses.after(0.01, now) for _ in range(5)] == 5 * [0.0]
         assert pauses.after(0.01, now) == pytest.approx(0.49)
 
 
@@ -604,6 +605,25 @@ def test_a_round_that_took_long_delays_only_the_next_one() -> None:
     pauses = local_operator.RoundPauses()
     assert pauses.after(60.0, 0.0) == local_operator.MAX_PAUSE_SECONDS
     assert pauses.after(0.001, local_operator.MAX_PAUSE_SECONDS) < 0.1
+
+
+@in_virtual_time
+async def test_a_change_that_comes_when_the_pause_is_over_makes_a_round_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, rounds = asyncio.get_running_loop(), list[float]()
+    monkeypatch.setattr(local_operator, "monotonic", loop.time)
+    one = operator(tmp_path)
+    monkeypatch.setattr(one, "reconcile", lambda: rounds.append(loop.time()))
+    monkeypatch.setattr(local_operator.RoundPauses, "after", lambda *_: 2.0)
+    task = asyncio.create_task(one._reconcile_for_ever())  # noqa: SLF001
+    for seconds in (100.0, 0.5):
+        await asyncio.sleep(seconds)
+        one._wake.set()  # noqa: SLF001
+    await asyncio.sleep(100.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert rounds == pytest.approx([0.0, 100.01, 102.01])
 
 
 async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,9 @@ PAUSE, MAX_PAUSE_SECONDS, AT_ONCE_SECONDS = 49, 2.0, 0.05
 """A round looks at all adapters, and each of thousands reports on its own: rounds take a fiftieth of a core. Those that
 take this long together may follow each other at once."""
 
+TOGETHER_SECONDS = 0.01
+"""Changes that come within it make one round."""
+
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 """Without the one no runner starts, without the other no request can be read."""
 
@@ -212,12 +215,13 @@ class LocalOperator:
             except Exception:
                 log.exception("reconcile_failed")
                 again = 1.0
+            ended = monotonic()
             # Of the round alone: this thread works for others, too.
-            pause = pauses.after(time.thread_time() - began, monotonic())
+            pause = pauses.after(time.thread_time() - began, ended)
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
-            await asyncio.sleep(pause)  # changes that come together make one round
+            await asyncio.sleep(max(TOGETHER_SECONDS, ended + pause - monotonic()))
 
     def reconcile(self) -> float | None:
         """One round. Returns the seconds until the next one is due without any change."""
@@ -472,7 +476,7 @@ class RoundPauses:
         """How long the next round waits at least."""
         paid_at, ahead = max(self._paid_at, now) + PAUSE * round_seconds, PAUSE * AT_ONCE_SECONDS
         self._paid_at = min(paid_at, now + ahead + MAX_PAUSE_SECONDS)
-        return max(0.01, self._paid_at - ahead - now)
+        return max(0.0, self._paid_at - ahead - now)
 
 
 async def migrate(url: str) -> None:
