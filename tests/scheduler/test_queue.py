@@ -5,7 +5,7 @@ import pytest
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
-from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
+from motet_scheduler.policy import class_queue, effects, expected_order, ordered_heads, placement, waiting_heads
 from motet_scheduler.policy.class_queue import COST_OF_TRY, MAX_COUNTED, MAX_LOOKED
 from motet_scheduler.policy.limit_changes import MAX_COST
 from motet_scheduler.policy.order import order_of
@@ -156,6 +156,24 @@ def test_the_first_in_the_order_that_is_told_cost_no_look_at_all_others(monkeypa
         waiting.place(name)
     waiting.add("new")
     assert first + [request.id for request in told] == [f"{n:03}" for n in range(1000)], "not as they waited then"
+
+
+def test_of_a_tenant_with_many_adapters_only_flows_whose_turn_has_come_are_read(monkeypatch):
+    waiting, chance, read = WaitingRequests(), Random(3), []
+    for n in range(1000):
+        waiting.add(
+            f"{n}", age=chance.random(), tenant="few" if n % 100 == 0 else "many", adapter=f"default/a{n % 400}"
+        )
+    behind = expected_order._after  # noqa: SLF001
+    monkeypatch.setattr(expected_order, "_after", lambda last, flow: read.append(flow) or behind(last, flow))
+    told = iter(waiting.queue)
+    first = [next(told).id for _ in range(10)]
+    assert len(read) <= 10
+    order = []
+    while len(waiting.queue):
+        order.append(waiting.oldest_of_each_flow()[0])
+        waiting.place(order[-1])
+    assert first == order[:10]
 
 
 def test_removing_from_the_middle_keeps_the_others_in_order():
@@ -404,6 +422,41 @@ def test_that_adapters_come_and_go_leaves_nothing():
         waiting.queue.overdue()
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
     assert len(tried._passes) <= 2  # noqa: SLF001
+
+
+def test_a_placement_of_a_tenant_with_one_adapter_looks_at_no_others(monkeypatch):
+    """Of others, hundreds may each wait for runners of its own."""
+    waiting, looked, of_tenant = WaitingRequests(), [], OrderedHeads.of_tenant
+    adapters = [f"digest{n}" for n in range(200)]
+    waiting.runner.adapters.replace(dict.fromkeys(adapters, Tier.DEVICE))
+    for one in adapters:
+        waiting.add(one, age=9, tenant=one)
+        waiting.queue.wait_for(waiting.by_name[one], one, {})
+    waiting.add("small", tenant="small")
+    waiting.add("its next", tenant="small")
+    monkeypatch.setattr(OrderedHeads, "of_tenant", lambda *given: looked.append(given) or of_tenant(*given))
+    waiting.place("small")
+    assert len(looked) <= 1
+    (class_queue,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+    assert len(class_queue._passes) == 200  # noqa: SLF001
+
+
+@pytest.mark.parametrize("adapters", [2, 20])
+def test_those_that_were_passed_are_counted_whatever_they_wait_for(adapters):
+    """Of a tenant with fewer adapters than heads wait for, and with more."""
+    waiting = WaitingRequests(max_passed_over=3)
+    names = [f"digest{n}" for n in range(5)]
+    waiting.runner.adapters.replace(dict.fromkeys(names, Tier.DEVICE))
+    for n in range(adapters):
+        waiting.add(f"large{n}", age=1000 - n, adapter=f"default/large{n}")
+        waiting.queue.wait_for(waiting.by_name[f"large{n}"], names[n % 5], {})
+    for one in names:
+        waiting.add(one, age=500, tenant=one)
+        waiting.queue.wait_for(waiting.by_name[one], one, {})
+    for n in range(3):
+        waiting.add(f"small{n}", age=1 - n, adapter=f"default/small{n}")
+        waiting.queue.remove_placed(waiting.by_name[f"small{n}"], waiting.runner)
+    assert {waiting.by_name[f"large{n}"].passes for n in range(adapters)} == {3}
 
 
 def tried(waiting):

@@ -11,7 +11,7 @@ from operator import attrgetter
 from motet.domain import Digest, Tenant
 from motet_scheduler.policy.expected_order import expected_order
 from motet_scheduler.policy.order import Head, Order, head_of, order_of
-from motet_scheduler.policy.ordered_heads import OrderedHeads
+from motet_scheduler.policy.ordered_heads import OrderedHeads, Turned
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request, SomeOf, WaitsFor
 from motet_scheduler.policy.rooms import Room
@@ -115,13 +115,25 @@ class ClassQueue:
         if self._left_over:
             self.known_overdue = None
         most = self._max_passed_over
+        for passes, (turn_at, sequence, request) in self._passed_of(share):
+            # One that was passed as often as allowed stays overdue.
+            if request.passes < most and passes.count((before, turn_at, sequence, request), self._placements):
+                self.known_overdue = None
+
+    def _passed_of(self, share: Share) -> Iterator[tuple[Passes, Turned]]:
+        """The heads of a tenant that had no place before, each with those that passed it: found by its flows, or by
+        what they wait for, whichever are fewer. Adapters with `maxReplicas` may wait for thousands of things."""
+        if len(share.flows) <= len(self._passes):
+            for flow in share.flows.values():
+                unpaid, *_, request = flow[0]
+                passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
+                if unpaid and passes is not None:
+                    yield passes, (request.turn_at, request.sequence, request)
+            return
         for runners_of, passes in self._passes.items():
-            if runners_of not in self.waiting:
-                continue
-            for turn_at, sequence, request in self.waiting[runners_of].heads.of_tenant(share, MAX_COUNTED):
-                # One that was passed as often as allowed stays overdue.
-                if request.passes < most and passes.count((before, turn_at, sequence, request), self._placements):
-                    self.known_overdue = None
+            if (waiting := self.waiting.get(runners_of)) is not None:
+                for turned in waiting.heads.of_tenant(share, MAX_COUNTED):
+                    yield passes, turned
 
     def _keep_passes(self, request: Request) -> None:
         """Those that passed it where it waited: it leaves, and may come back."""

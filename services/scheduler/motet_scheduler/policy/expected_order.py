@@ -1,8 +1,8 @@
 """In which order the waiting requests of one class would be placed, for reports."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heapreplace, merge
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
 from motet_scheduler.policy.order import Head
@@ -36,12 +36,36 @@ def expected_order(shares: Shares) -> Iterator[Request]:
 def _behind(first: Aged, share: Share, counter: float, shares: Shares) -> Iterator[Head]:
     """The others of a tenant."""
     unpaid, _, _, request = first
-    flows = [_after(first, flow) for flow in share.flows.values()]
-    for aged in flows[0] if len(flows) == 1 else merge(*flows):
+    for aged in _in_order(first, share.flows.values()):
         if unpaid:
             counter += shares.cost(request) / share.weight
         unpaid, turn_at, sequence, request = aged
         yield (counter if unpaid else -inf, turn_at, sequence, request)
+
+
+def _in_order(last: Aged, flows: Iterable[list[Aged]]) -> Iterator[Aged]:
+    """Those behind this one. A tenant may have thousands of adapters: what is behind the first of a flow is looked at
+    when that one's turn has come."""
+    begins = ((bisect_right(flow, last), flow) for flow in flows)
+    later: list[tuple[Aged, Iterator[Aged]]] = []
+    for first, flow in sorted((flow[at], flow) for at, flow in begins if at < len(flow)):
+        while later and later[0][0] < first:
+            yield from _next_of(later)
+        yield first
+        behind = _after(first, flow)
+        if (aged := next(behind, None)) is not None:
+            heappush(later, (aged, behind))
+    while later:
+        yield from _next_of(later)
+
+
+def _next_of(later: list[tuple[Aged, Iterator[Aged]]]) -> Iterator[Aged]:
+    first, behind = later[0]
+    yield first
+    if (aged := next(behind, None)) is not None:
+        heapreplace(later, (aged, behind))
+    else:
+        heappop(later)
 
 
 def _after(last: Aged, flow: Sequence[Aged]) -> Iterator[Aged]:
