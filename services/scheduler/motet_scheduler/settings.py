@@ -35,8 +35,8 @@ class Settings(BaseSettings):
     larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)
-    """When a runner has room, how many tenants' first requests are looked at, for each class, of those that wait for
-    the same base model or adapter and need no more pages than are free. It bounds how long a decision takes."""
+    """How many requests are tried at once, for each class, of those that were not tried yet or that other runners may
+    take now. It bounds how long a decision takes."""
 
     output_token_cost: float = Field(2.0, gt=0, le=1000)
     """What a token of an answer costs in the shares of tenants, if one of a prompt costs 1. As soon as runners of a

@@ -15,7 +15,7 @@ where it can't run. Of the overdue requests that wait for the same runners, one 
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
 `maxReplicas` allows no more, those that have its adapter. When one of these has room again, the first that need no
-more pages than are free there are looked at, of each base model and each adapter `tenants_examined` at most; where all
+more pages than are free there are looked at, of each base model and each adapter `FOUND_AT_ONCE` at most; where all
 adapter slots are in use, only those for an adapter in one of them, or for none. So whoever waits for something else, or
 for more, is in nobody's way. When other runners than before may take a request, it counts as untried (`try_again`). Of
 untried ones that get no place, too, each scan tries `tenants_examined` at most, and nothing later or less urgent

@@ -272,8 +272,8 @@ class SchedulerConfig:
     queue_limit: int = 10_000
     max_passed_over: int = 64
     tenants_examined: int = 32
-    """How many tenants' oldest requests are looked at, per class, of those that wait for the same and whose pages are
-    free."""
+    """How many requests are looked at in one scan, per class, of those that were not tried yet, or that may have last
+    places."""
     output_token_cost: float = 2.0
     """Of a token of an answer in the shares of tenants, where one of a prompt costs 1, as long as no runner of the
     group has measured it."""
