@@ -122,6 +122,7 @@ class Prover:
 
     def prepare(self) -> bool:
         """Compute the next of the base model's logits. True if all are there."""
+        self.backend()  # if other kernels serve, these logits are theirs
         if self._alone is None:
             self._alone = self.logits()
         elif self._composition is None:
@@ -192,17 +193,17 @@ class AdapterProof:
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
         prover, expected = self._prover, self._expected
-        if expected is not None and self._done < expected.linears:
-            self._next_linears(expected, placed, wait_seconds)
-            return False
         if expected is not None and self._effect is None:
+            # Before the linears: meanwhile the thread computes what is expected of them.
             self.parts += 1
             if prover.prepare():
                 self._effect = prover.effect_of(placed)
+        elif expected is not None and self._done < expected.linears:
+            self._next_linears(expected, placed, wait_seconds)
         elif self._answers is not None:
             self.parts += self._answers.advance(placed, wait_seconds=wait_seconds)
-        acts = expected is None or self._effect is not None
-        return acts and (self._answers is None or self._answers.launched)
+        proved = expected is None or (self._effect is not None and self._done == expected.linears)
+        return proved and (self._answers is None or self._answers.launched)
 
     def _next_linears(self, results: ExpectedResults, placed: PlacedAdapter, wait_seconds: float) -> None:
         backend = self._prover.backend()
