@@ -322,6 +322,27 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
     assert not tried.waiting
 
 
+def test_when_all_are_to_be_tried_again_no_head_is_moved_alone(monkeypatch):
+    """A tenant may have thousands, and all are to be tried again in one event."""
+    waiting, chance = WaitingRequests(), Random(4)
+    for n in range(300):
+        waiting.add(f"{n}", age=chance.random(), tenant=f"t{n % 3}", adapter=f"default/a{n}")
+        if n % 7:
+            waiting.queue.wait_for(waiting.by_name[f"{n}"], chance.choice(["base", "digest"]), {0: (1, 0)})
+    (class_queue,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+    in_order = sorted(waiting.by_name.values(), key=order_of)
+    with monkeypatch.context() as alone:
+        alone.setattr(OrderedHeads, "add", lambda *_: pytest.fail("one was moved"))
+        waiting.queue.try_all_again()
+    assert not class_queue.waiting
+    assert [request for *_, request in class_queue.untried_heads] == in_order
+    assert all(one.waits_for is None for one in in_order)
+    for one in chance.sample(in_order, 290):
+        waiting.queue.remove(one)
+        in_order.remove(one)
+    assert [request for *_, request in class_queue.untried_heads] == in_order
+
+
 def test_an_adapter_for_which_nobody_waits_any_more_leaves_nothing():
     tried = Waiting()
     waiting = WaitingRequests()

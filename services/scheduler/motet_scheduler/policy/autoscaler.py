@@ -177,9 +177,10 @@ class Autoscaler:
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
             pinned = found[spec.group].pinned
             pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-        for digest in self._state.adapter_uses:
-            for adapter in self._state.adapters.that_serve(digest):
-                found[adapter.spec.group].in_use.add(digest)
+        serving, by_name = self._state.adapters.serving_sources(), self._state.adapters.by_name
+        for digest in self._state.adapter_uses:  # thousands may be in use
+            for name in serving.get(digest, ()):
+                found[by_name[name].spec.group].in_use.add(digest)
         return found
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:

@@ -182,14 +182,10 @@ class ClassQueue:
             yield len(some) + COST_OF_TRY * len(again)
 
     def try_all_again(self) -> None:
-        heads = list(self._heads())
-        self._forget_heads()
-        for *_, request in heads:
-            request.waits_for = None
-            self.untried_heads.add(request)
-
-    def _forget_heads(self) -> None:
-        self.untried_heads = OrderedHeads()
+        for waiting in self.waiting.values():
+            for request in waiting.heads.of:
+                request.waits_for = None
+            self.untried_heads.take(waiting.heads)
         self.waiting.clear()
         self._some_of.clear()
         self.known_overdue = None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
+from operator import itemgetter
 
 from motet_scheduler.policy.order import Head, head_of
 from motet_scheduler.policy.requests import Request
@@ -18,6 +19,8 @@ SLACK = 16
 
 Turned = tuple[float, int, Request]
 """A request behind its age."""
+
+ITS_REQUEST = itemgetter(2)
 
 
 class OfTenant:
@@ -125,6 +128,16 @@ class OrderedHeads:
             insort(of_tenant.heads, head)
         self.of[request] = of_tenant
         if of_tenant.heads[0] is head:
+            self._enter(of_tenant)
+
+    def take(self, others: "OrderedHeads") -> None:
+        """All of these others, which are not used any more: thousands in one step."""
+        for whose, some in others._of_tenants.items():
+            of_tenant = self._of_tenants.setdefault(whose, some)
+            if of_tenant is not some:
+                of_tenant.heads += some.heads
+                of_tenant.heads.sort()
+            self.of.update(dict.fromkeys(map(ITS_REQUEST, some.heads), of_tenant))
             self._enter(of_tenant)
 
     def discard(self, request: Request) -> None:
