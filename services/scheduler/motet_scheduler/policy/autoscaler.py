@@ -177,9 +177,9 @@ class Autoscaler:
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
             pinned = found[spec.group].pinned
             pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-        serving, by_name = self._state.adapters.serving_sources(), self._state.adapters.by_name
+        that_serve, by_name = self._state.adapters.serving_sources(), self._state.adapters.by_name
         for digest in self._state.adapter_uses:  # thousands may be in use
-            for name in serving.get(digest, ()):
+            for name in that_serve.get(digest, ()):
                 found[by_name[name].spec.group].in_use.add(digest)
         return found
 

@@ -40,13 +40,13 @@ class OrderedHeads:
     So only the first of each tenant has an entry, and is put where it belongs when it is among the first that are
     looked at. Counters of tenants only grow, so none is then found too late."""
 
-    __slots__ = ("_entries", "_new", "_of_tenants", "of")
+    __slots__ = ("_entries", "_new", "of", "of_tenants")
 
     def __init__(self) -> None:
         self._entries: list[Head] = []
         """In order, by the turns that they have or had. The new ones are last, in no order."""
         self._new = 0
-        self._of_tenants: dict[Share | None, OfTenant] = {}
+        self.of_tenants: dict[Share | None, OfTenant] = {}
         """None: those that had a place before, of all tenants."""
         self.of: dict[Request, OfTenant] = {}
 
@@ -113,15 +113,15 @@ class OrderedHeads:
 
     def of_tenant(self, share: Share, most: int) -> Sequence[Turned]:
         """The first of those of this tenant that had no place before."""
-        of_tenant = self._of_tenants.get(share)
+        of_tenant = self.of_tenants.get(share)
         return of_tenant.heads[:most] if of_tenant is not None else ()
 
     def add(self, request: Request) -> None:
         whose = request.share if request.charge is None else None
         head = (request.turn_at, request.sequence, request)
-        of_tenant = self._of_tenants.get(whose)
+        of_tenant = self.of_tenants.get(whose)
         if of_tenant is None:
-            of_tenant = self._of_tenants[whose] = OfTenant(head)
+            of_tenant = self.of_tenants[whose] = OfTenant(head)
         elif of_tenant.heads[-1] < head:
             of_tenant.heads.append(head)
         else:
@@ -132,8 +132,8 @@ class OrderedHeads:
 
     def take(self, others: "OrderedHeads") -> None:
         """All of these others, which are not used any more: thousands in one step."""
-        for whose, some in others._of_tenants.items():
-            of_tenant = self._of_tenants.setdefault(whose, some)
+        for whose, some in others.of_tenants.items():
+            of_tenant = self.of_tenants.setdefault(whose, some)
             if of_tenant is not some:
                 of_tenant.heads += some.heads
                 of_tenant.heads.sort()
@@ -146,10 +146,10 @@ class OrderedHeads:
         at = 0 if heads[0][2] is request else bisect_left(heads, (request.turn_at, request.sequence))
         del heads[at]
         if not heads:
-            del self._of_tenants[request.share if request.charge is None else None]
+            del self.of_tenants[request.share if request.charge is None else None]
         elif not at:
             self._enter(of_tenant)
-        if len(self._entries) > 2 * len(self._of_tenants) + SLACK:
+        if len(self._entries) > 2 * len(self.of_tenants) + SLACK:
             self._sort()
             self._entries = [head for head, _ in self._firsts(None)]
 
