@@ -363,6 +363,23 @@ def test_a_check_ends_with_its_service(tmp_path):
     eventually(lambda: [one for one in (process, fork) if checks(one)], 0)
 
 
+def test_what_is_closing_begins_no_check(processes, adapter, monkeypatch):
+    """Mutation: a check takes an idle process just before it is ended, or starts one. Nothing would end it."""
+    processes.check(adapter)
+    end_idle = partial(vars(CheckProcesses)["_end_idle"], processes)
+
+    def meanwhile(kept):
+        for _ in range(2):
+            with pytest.raises(AdapterFetchFailed, match="This runner is ending"):
+                processes.check(adapter)
+            end_idle(kept)
+
+    monkeypatch.setattr(processes, "_end_idle", meanwhile)
+    monkeypatch.setattr(processes, "_start", lambda: pytest.fail("it starts a process"))
+    processes.close()
+    assert not children()
+
+
 def test_what_closes_ends_its_checks_and_begins_no_more(tmp_path, adapter):
     """Mutation: only idle processes end. A runner that ends then waits for its check: for ever, if a disk hangs."""
     processes, slow = CheckProcesses(LIMITS), with_slow_pattern(tmp_path / "slow")

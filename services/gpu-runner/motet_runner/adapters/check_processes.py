@@ -117,9 +117,11 @@ class CheckProcesses:
         self._end_idle(0)
 
     def _take(self) -> subprocess.Popen[bytes] | None:
-        """None: another one is to be started."""
+        """None: another one is to be started. Raises AdapterFetchFailed once this has closed."""
         with self._lock:
             self._lock.wait_for(lambda: self._idle or not self._taken or self._closed, START_SECONDS)
+            if self._closed:
+                raise temporary(_ENDING)
             self._taken += 1
             while self._idle:
                 process = self._idle.pop()
