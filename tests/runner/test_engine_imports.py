@@ -1,13 +1,17 @@
 """What an engine's process imports: no compiler, and nothing for training."""
 
+import importlib
 import json
 import subprocess
 import sys
+import threading
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import pytest
 import transformers
 
+from motet_runner.engine_imports import _Postponed
 from tests.runner.families import FAMILIES, save_model
 
 UNUSED = {
@@ -124,3 +128,45 @@ print(found)
 """
     (last,) = said(script)
     assert last == str([True] * 5)
+
+
+def test_a_thread_that_imports_a_part_does_not_wait_for_the_one_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python locks the part before it asks the package where it is. Mutation: the package waits for who runs it."""
+    (folder := tmp_path / "postponed").mkdir()
+    (folder / "__init__.py").write_text(
+        "import threading\nruns, looks = threading.Event(), threading.Event()\n"
+        "runs.set()\nlooks.wait(60)\nfrom . import part\nwhole = True\n"
+    )
+    (folder / "part.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = find_spec("postponed")
+    assert spec is not None
+    package = module_from_spec(spec)
+    del package.__path__
+    looked = threading.Event()
+
+    class Watched(_Postponed):
+        @property
+        def __path__(self) -> object:  # type: ignore[override]
+            if threading.current_thread() is importing:
+                looked.set()
+            return super().__path__
+
+    package.__class__ = Watched
+    monkeypatch.setitem(sys.modules, "postponed", package)
+    importing = threading.Thread(target=importlib.import_module, args=("postponed.part",), daemon=True)
+    running = threading.Thread(target=lambda: package.whole, daemon=True)
+    running.start()
+    while not (runs := vars(package).get("runs")):
+        running.join(0.01)
+    assert runs.wait(60)
+    importing.start()
+    assert looked.wait(60)
+    package.looks.set()
+    for thread in (importing, running):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert package.whole
+    assert sys.modules.pop("postponed.part") is package.part

@@ -56,9 +56,16 @@ class _Postponed(ModuleType):
 
     @property
     def __path__(self) -> MutableSequence[str]:  # type: ignore[override] # for as long as this is its class
-        """Python asks for it before it imports one of the package's modules."""
-        self._load()
-        path: MutableSequence[str] = vars(self)["__path__"]
+        """Python asks for it before it imports one of the package's modules. It then has that module's lock, so it must
+        not wait: a thread that runs the package's code may need the module."""
+        assert self.__spec__ is not None
+        path = self.__spec__.submodule_search_locations
+        assert path is not None
+        if _LOADING.acquire(blocking=False):
+            try:
+                self._load()
+            finally:
+                _LOADING.release()
         return path
 
     def _load(self) -> None:
