@@ -426,9 +426,16 @@ def test_a_part_of_a_proof_is_short_also_where_nobody_waits(llama: Path, plain: 
     assert steps > len(compared) > 3
 
 
-def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
+def end_of_expected_results(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once their thread has ended. It has to wait: there are more than it may be ahead."""
     ended, work = threading.Event(), vars(ExpectedResults)["_run"]
     monkeypatch.setattr(ExpectedResults, "_run", lambda self: (work(self), ended.set()))
+    monkeypatch.setattr(expected_results, "MAX_AHEAD", 1)
+    return ended
+
+
+def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
+    ended = end_of_expected_results(monkeypatch)
     engine = proving_engine(llama)
     begun, begin = [], Prover.begin
     monkeypatch.setattr(Prover, "begin", lambda self, *of: begun.append(begin(self, *of)) or begun[-1])
@@ -441,6 +448,23 @@ def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, mon
     assert ended.wait(5)
     assert proofs(ran) == []
     assert len(ran.of(ProofEnded)) == 1
+
+
+def test_a_proof_that_cannot_begin_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
+    """Its recorded answers are to be read, and there are no more threads available."""
+    ended = end_of_expected_results(monkeypatch)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(adapter_proof, "AnswersReading", refuse)
+    begun: list[ExpectedResults] = []
+    monkeypatch.setattr(adapter_proof, "ExpectedResults", lambda *of: begun.append(ExpectedResults(*of)) or begun[-1])
+    engine = proving_engine(llama)
+    engine.load_adapter(A, certify(plain, engine.info).layout, proof=ProofOrder(next(NUMBERS), recorded=True))
+    (answer,) = run(engine).of(ProofEnded)
+    assert isinstance(answer.found, MotetError)
+    assert not begun or ended.wait(5)
 
 
 def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: Path, plain: Path, monkeypatch) -> None:

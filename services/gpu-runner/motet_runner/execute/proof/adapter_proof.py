@@ -91,7 +91,6 @@ class Prover:
     def begin(
         self, order: ProofOrder, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None
     ) -> "AdapterProof":
-        expected = ExpectedResults(layout, run_layout, self.loaded.dtype, base) if order.linears else None
         answers = None
         if order.recorded:
             self._tokenizer = self._tokenizer or Tokenizer(self.model)
@@ -100,6 +99,8 @@ class Prover:
                 layout, self._tokenizer, vocabulary=model.vocabulary, positions=model.max_positions
             )
             answers = AnswersProof(reading, self._answer_logits)
+        # Last: its thread waits until somebody takes its results or gives them up.
+        expected = ExpectedResults(layout, run_layout, self.loaded.dtype, base) if order.linears else None
         return AdapterProof(self, expected, answers, self.kernels)
 
     @property
