@@ -21,8 +21,8 @@ from motet_scheduler.policy.token_costs import TokenCosts
 from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 
 MAX_COUNTED = 32
-"""Of the heads of one tenant that wait for the same, on so many it is counted who passes them when the tenant is given
-more: the oldest, which become overdue before the others."""
+"""Heads of one tenant that wait for the same, of which it is counted who passes them when the tenant is given more: the
+oldest, which become overdue before the others. Of a tenant with few flows, all are counted (`_passed_of`)."""
 
 MAX_LOOKED = 100
 """Heads that are looked at in one step, when limits have changed."""
