@@ -428,6 +428,19 @@ def test_those_that_need_more_and_have_their_turn_before_cost_no_look(monkeypatc
     assert len(looked) <= 40 + waiting_heads.LOOKED_FIRST
 
 
+def test_those_given_least_are_found_once_for_all_runners(monkeypatch):
+    there = OneRunner()
+    for n in range(40):
+        there.wait(f"{n}", 1 + n % 3, age=40 - n, tenant=f"t{n % 4}", adapter=f"a{n}").share.counter = float(n % 4)
+    walks, in_order = [], OrderedHeads.__iter__
+    monkeypatch.setattr(OrderedHeads, "__iter__", lambda heads: (walks.append(heads), in_order(heads))[1])
+    lowest = {}
+    for free in (1, 2, 3):
+        found = there.tried.that_fit(there.runner, free, 32, highest=0.0, lowest=lowest)
+        assert [int(head[3].id) for head in found] == [n for n in range(0, 40, 4) if 1 + n % 3 <= free]
+    assert len(walks) == 1
+
+
 def test_that_adapters_come_and_go_leaves_nothing():
     waiting = WaitingRequests()
     waiting.add("stays", tenant="other")

@@ -208,7 +208,7 @@ class ClassQueue:
         same. The last places are for tenants with at most the counter `highest`, and if they are `lacking`, all room
         is. None: they are for no tenant."""
         found: list[Head] = []
-        sources = 0
+        sources, lowest = 0, dict[Waiting, list[Head] | None]()
         for runner, room in rooms.items():
             whole, small, above, _ = room
             if highest == inf:
@@ -226,7 +226,7 @@ class ClassQueue:
                 least = line.by_size[0][0]
                 if least > small and (least > whole or (above >= whole and not waiting.has_up_to(highest))):
                     continue  # mostly
-                if fit := waiting.that_fit_in(runner, room, small, examined, highest):
+                if fit := waiting.that_fit_in(runner, room, small, examined, highest, lowest=lowest):
                     found += fit
                     sources += 1
         return set(found) if sources > 1 else found

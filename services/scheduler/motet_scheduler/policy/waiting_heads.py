@@ -29,6 +29,11 @@ LOOKED_FIRST = 8
 """In the order of their turns, where many fit, before those that do are looked for."""
 
 
+Lowest = dict["Waiting", list[Head] | None]
+"""Of those that wait for the same, the ones of tenants that were given least: found once for all runners. None: there
+may be many."""
+
+
 def sized(request: Request, need: PageNeed) -> Sized:
     return (*need, request.turn_at, request.sequence, request.digest, request)
 
@@ -216,7 +221,7 @@ class Waiting:
         return highest is not None and self.heads.first()[0] <= highest
 
     def that_fit_in(
-        self, runner: Runner, room: Room, small: int, examined: int, highest: float | None
+        self, runner: Runner, room: Room, small: int, examined: int, highest: float | None, *, lowest: Lowest
     ) -> Iterable[Head]:
         """Those that fit in this room (`that_fit`): of those that need more than `small` pages, the ones that leave the
         last places, and those of tenants with at most the counter `highest`. None: no tenant may have these."""
@@ -228,7 +233,7 @@ class Waiting:
             if self.has_up_to(highest):
                 assert highest is not None
                 # Also smaller ones: for an adapter that is not there, they need pages that only the whole room has.
-                found += self.that_fit(runner, whole, examined, highest=highest, leaving=leaving)
+                found += self.that_fit(runner, whole, examined, highest=highest, leaving=leaving, lowest=lowest)
                 return set(found)
         return found
 
@@ -241,6 +246,7 @@ class Waiting:
         above: int = 0,
         highest: float = inf,
         leaving: Digest | None = None,
+        lowest: Lowest | None = None,
     ) -> list[Head]:
         """The first `examined` of those that need more than `above` pages of a runner and at most `free`, whose adapter
         may be used there (not `leaving`), and whose tenants have at most the counter `highest`; of more than `MAX_FEW`,
@@ -251,7 +257,7 @@ class Waiting:
         if line is None:
             return []
         if highest < inf:
-            few = self._up_to(highest, capacity, above, free)
+            few = self._few_of_lowest({} if lowest is None else lowest, highest, capacity, above, free)
         else:
             few = between(above, free, line.by_size, max(examined, MAX_FEW))
         if few is not None and not few:
@@ -299,16 +305,19 @@ class Waiting:
                     return found
         return None
 
-    def _up_to(self, highest: float, capacity: CapacityId, above: int, free: int) -> list[Sized] | None:
-        """Those of tenants with at most this counter that need more than `above` pages and at most `free`. None: there
-        may be many."""
+    def _few_of_lowest(
+        self, lowest: Lowest, highest: float, capacity: CapacityId, above: int, free: int
+    ) -> list[Sized] | None:
+        """Those of tenants with at most the counter `highest` that need more than `above` pages and at most `free`.
+        None: there may be many."""
+        if self not in lowest:
+            found = [*takewhile(lambda head: head[0] <= highest, islice(self.heads, MAX_FEW + 1))]
+            lowest[self] = found if len(found) <= MAX_FEW else None
+        if (heads := lowest[self]) is None:
+            return None
         few: list[Sized] = []
-        for looked, head in enumerate(self.heads):
-            if head[0] > highest:
-                break
-            if looked == MAX_FEW:
-                return None
-            need = head[3].page_needs.get(capacity)
+        for *_, request in heads:
+            need = request.page_needs.get(capacity)
             if need is not None and above < need[0] <= free:
-                few.append(sized(head[3], need))
+                few.append(sized(request, need))
         return few
