@@ -8,7 +8,7 @@ from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.errors import TOO_FEW_PAGES
 from motet.runner_info import Failure, RequestClass, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
+from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE, SEARCHED_AT_ONCE
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import GroupName
 from motet_scheduler.policy.waiting_reasons import REPLACED, explain
@@ -1135,6 +1135,23 @@ def test_when_many_fit_at_once_they_are_placed_in_parts_and_by_age():
         placed.append([one.request for one in driver.of(effects.SendPlaced)])
     assert [len(some) for some in placed] == [PLACED_AT_ONCE, PLACED_AT_ONCE, 1]
     assert [one for some in placed for one in some] == [f"{n}" for n in range(count)]
+
+
+def test_where_many_runners_have_room_one_event_searches_few_of_them():
+    """For each that is placed, those that fit are looked for on each runner that has room."""
+    driver = ready()
+    runners = SEARCHED_AT_ONCE // 4
+    for n in range(runners):
+        driver.attach(f"r{n}", pages=10, max_sequences=2, live=(entry(f"x{n}", 10),))
+    for n in range(runners):
+        driver.enqueue(f"{n}", tenant=f"t{n % 7}")
+    driver.send(events.OvercommitSet("default/demo", 2.0))
+    placed = [[one.request for one in driver.of(effects.SendPlaced)]]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        placed.append([one.request for one in driver.of(effects.SendPlaced)])
+    assert 4 <= max(map(len, placed[:-1])) <= 6
+    assert [one for some in placed for one in some] == [f"{n}" for n in range(runners)]
 
 
 def test_when_many_of_several_groups_fit_at_once_one_event_places_no_more():

@@ -54,6 +54,8 @@ class ClassQueue:
         """By what those wait for that were passed."""
         self.known_overdue: Sequence[Request] | None = None
         """None: not known since a head came, left or was passed."""
+        self.looked = 0
+        """On how many runners those that fit were looked for, since somebody asked."""
         self._left_over = False
         """Whether `_passes` has some that nobody waited for when it was last looked."""
 
@@ -226,6 +228,7 @@ class ClassQueue:
                 least = line.by_size[0][0]
                 if least > small and (least > whole or (above >= whole and not waiting.has_up_to(highest))):
                     continue  # mostly
+                self.looked += 1
                 if fit := waiting.that_fit_in(runner, room, small, examined, highest, lowest=lowest):
                     found += fit
                     sources += 1

@@ -25,6 +25,10 @@ PLACED_AT_ONCE = 16
 """In one event, of all groups: when a scheduler has started, or runners get more pages, thousands may fit at once.
 Placing all of them would delay everything else, so `TryMore` goes on."""
 
+SEARCHED_AT_ONCE = 64
+"""Runners, again for each placement: on so many one event looks for those that fit, and then it places no more. With
+tens of thousands of heads one look takes up to 0.1 ms."""
+
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
@@ -42,11 +46,13 @@ class Placer:
         self._cold_waits = cold_waits
         self._may_place = PLACED_AT_ONCE
         """How many more in this event."""
+        self._may_search = SEARCHED_AT_ONCE
+        """On how many more runners in this event."""
 
     def place_all(self) -> None:
         for queue in self._state.queues.values():
             self.place_group(queue)
-        self._may_place = PLACED_AT_ONCE  # in the next event
+        self._may_place, self._may_search = PLACED_AT_ONCE, SEARCHED_AT_ONCE  # in the next event
 
     def place_group(self, queue: Queue) -> None:
         """Place some of the requests that fit, and refuse few that no runner could ever hold. There may be thousands of
@@ -54,8 +60,12 @@ class Placer:
         if queue.limit_changes.under_way:
             queue.limit_changes.go_on()
         may_refuse = self._state.config.tenants_examined if self._state.may_place and queue.changed else 0
-        while may_refuse and self._may_place:
+        while may_refuse and self._may_go_on:
             may_refuse = self._scan(queue, may_refuse)
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._may_place > 0 and self._may_search > 0
 
     def _scan(self, queue: Queue, may_refuse: int) -> int:
         """Try the requests that may fit now, and refuse at most `may_refuse`. Returns how many the scan may refuse that
@@ -68,13 +78,15 @@ class Placer:
             return 0
         placed = False
         for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
+            self._may_search -= queue.take_looked()
             if outcome is Outcome.PLACED:
                 placed = True
                 self._may_place -= 1
             else:
                 may_refuse -= 1  # this bounds how often runners are reserved again, too
-            if outcome is Outcome.REPLACED or not (may_refuse and self._may_place and queue.overdue_are_considered):
+            if outcome is Outcome.REPLACED or not (may_refuse and self._may_go_on and queue.overdue_are_considered):
                 return may_refuse
+        self._may_search -= queue.take_looked()
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
         queue.scanned()

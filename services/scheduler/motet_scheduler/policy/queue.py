@@ -269,6 +269,14 @@ class Queue:
                 return KeptFrom(one_in, runner, lacking)
         return self._kept_if_lacking if lacking else self._kept
 
+    def take_looked(self) -> int:
+        """On how many runners those that fit were looked for, since this was last asked."""
+        looked = 0
+        for class_queue in self.class_queues.values():
+            looked += class_queue.looked
+            class_queue.looked = 0
+        return looked
+
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
         if not self._size:
