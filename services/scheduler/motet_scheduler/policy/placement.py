@@ -26,8 +26,8 @@ PLACED_AT_ONCE = 16
 Placing all of them would delay everything else, so `TryMore` goes on."""
 
 SEARCHED_AT_ONCE = 64
-"""Runners, again for each placement: on so many one event looks for those that fit, and then it places no more. With
-tens of thousands of heads one look takes up to 0.1 ms."""
+"""Runners, again for each placement: one event looks for those that fit on this number, and then it places no more.
+With tens of thousands of heads one look takes up to 0.1 ms."""
 
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
