@@ -53,8 +53,9 @@ RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 80, 400
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
 FEW_SLOTS = replace(CAPACITY, pages=1 << 15, adapter_slots=8)
-SLOT_RUNNERS, SLOT_DECISIONS = 4, 4
-"""How many times as many decisions come first: until then, those are placed that came before all waited."""
+SLOT_RUNNERS = 4
+DECISIONS_BEFORE = 4
+"""For each decision that counts, this number come before: until then, requests run that came before all waited."""
 LEAST_RUNNING = {1: 0.65, 16: 0.6, 100: 0.65}
 """By the number of tenants, the part of all places."""
 LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
@@ -280,7 +281,7 @@ def report_with_limits(rounds: int) -> Result:
 def running_at_once(tenants: int, decisions: int, least: float, queued: int = QUEUED) -> Result:
     side = ProductionScheduler(SLOT_RUNNERS, queued, tenants=tenants, capacity=FEW_SLOTS)
     running = []
-    for _ in range((1 + SLOT_DECISIONS) * decisions):
+    for _ in range((1 + DECISIONS_BEFORE) * decisions):
         side.decide()
         running.append(side.running)
     mean, places = fmean(running[-decisions:]), SLOT_RUNNERS * FEW_SLOTS.max_sequences
