@@ -468,13 +468,13 @@ def test_a_proof_that_cannot_begin_leaves_no_thread(llama: Path, plain: Path, mo
 
 
 def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: Path, plain: Path, monkeypatch) -> None:
-    answers, changed = threading.Event(), vars(ExpectedResults)["_changed"]
+    answers, read = threading.Event(), vars(ExpectedResults)["_matrices"]
 
     def slow(self: ExpectedResults, *of):
         assert answers.wait(60)
-        return changed(self, *of)
+        return read(self, *of)
 
-    monkeypatch.setattr(ExpectedResults, "_changed", slow)
+    monkeypatch.setattr(ExpectedResults, "_matrices", slow)
     engine = proving_engine(llama)
     order(engine, A, plain)
     ran = run(engine, ask("tuned", adapter=A), ask("base"), steps=1)

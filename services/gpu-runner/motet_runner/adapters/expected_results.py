@@ -3,11 +3,15 @@
 A thread reads the tensors again, and shares nothing with the load but the reader, what is known of the base, and the
 layout: what that says of the config was read twice, by rules that share no code (`second_reading`). The thread may be
 ahead of the engine by a few linears only: then it waits.
+
+While sequences run, the thread computes, too. If none does, the engine's thread computes what the other one has read:
+two threads that compute beside each other take Python's lock from each other with each operator, which takes nearly as
+long again.
 """
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -66,6 +70,10 @@ class Expected(NamedTuple):
     """Whether the device has the adapter in 8-bit integers"""
 
 
+Compute = Callable[[], Expected]
+"""Of what has been read"""
+
+
 class ExpectedResults:
     def __init__(
         self, adapter: AdapterLayout, layout: RunLayout, dtype: torch.dtype, base: BaseLinearOf | None
@@ -79,25 +87,23 @@ class ExpectedResults:
         self._base = base
         self._in_integers = layout.dtype is torch.int8
         self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if self._in_integers else 0.0)
-        self._found: deque[Expected | BaseException] = deque()
+        self.thread_computes = True
+        """Whether the thread computes what it has read, and not who takes it"""
+        self._found: deque[Expected | Compute | BaseException] = deque()
         self._changes = threading.Condition()
-        self._given_up = self._ended = False
+        self._given_up = False
         THREADS.run(self._run)
 
     def take(self, wait_seconds: float = 0.0) -> Expected | None:
-        """Of the next linears; None if it is not there yet. Where nothing is there, wait until the thread rests: two
-        threads that compute beside each other take Python's lock from each other with each operator. Raises the error
-        of the thread."""
+        """Of the next linears; None if it is not there yet. Raises the error of the thread."""
         with self._changes:
-            if wait_seconds and not self._found:
-                self._changes.wait_for(lambda: self._ended or self._is_full, wait_seconds)
-            if not self._found:
+            if not self._changes.wait_for(lambda: self._found, wait_seconds):
                 return None
-            result = self._found.popleft()
+            found = self._found.popleft()
             self._changes.notify()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        if isinstance(found, BaseException):
+            raise found
+        return found if isinstance(found, Expected) else found()
 
     def give_up(self) -> None:
         """Nobody takes any more."""
@@ -105,36 +111,27 @@ class ExpectedResults:
             self._given_up = True
             self._changes.notify()
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._found) >= MAX_AHEAD
-
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                for found in self._all():
-                    if not self._put(found):
+                for compute in self._all():
+                    if not self._put(compute() if self.thread_computes else compute):
                         break
         except BaseException as error:  # `take` raises it on the engine's thread
             self._put(error)
-        with self._changes:
-            self._ended = True
-            self._changes.notify()
 
-    def _put(self, found: Expected | BaseException) -> bool:
+    def _put(self, found: Expected | Compute | BaseException) -> bool:
         with self._changes:
-            self._changes.wait_for(lambda: self._given_up or not self._is_full)
+            self._changes.wait_for(lambda: self._given_up or len(self._found) < MAX_AHEAD)
             self._found.append(found)
-            if self._is_full:
-                self._changes.notify()
+            self._changes.notify()
             return not self._given_up
 
-    def _all(self) -> Iterator[Expected]:
+    def _all(self) -> Iterator[Compute]:
         try:
             linears = {linear.module: linear for linear in self._adapter.linears}
         except (OSError, ValueError) as error:
             raise has_changed(self._adapter) from error
-        rows = partial(fixed_rows, dtype=self._dtype)
         unchanged: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         alike: defaultdict[tuple[int, int, bool, _Types], list[LoraLinear]] = defaultdict(list)
         for group in self._layout.groups:
@@ -148,28 +145,36 @@ class ExpectedResults:
         for (inputs, outputs), modules in unchanged.items():
             for first in range(0, len(modules), MAX_AT_ONCE):
                 names = tuple(modules[first : first + MAX_AT_ONCE])
-                own = rows(outputs, 2).repeat(len(names), 1, 1)
-                none = torch.zeros(own.shape, dtype=torch.float64)
-                yield Expected(names, rows(inputs, 1), own, own.double(), none, none[:, :, :1], self._in_integers)
+                yield partial(self._unchanged, names, inputs, outputs)
         with WeightReader(self._adapter) as matrices:
             for (inputs, outputs, *_), of_shape in alike.items():
                 rank = of_shape[0].a.shape[0] if of_shape[0].a is not None else 1
                 most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // (8 * rank * (inputs + outputs))))
                 for first in range(0, len(of_shape), most):
                     some = of_shape[first : first + most]
-                    yield self._changed(some, matrices, rows(inputs, 1), rows(outputs, 2))
+                    a, b = self._matrices(some, matrices, inputs, outputs)
+                    scales = self._all_scales(some, matrices, a, b) if some[0].scales else None
+                    yield partial(self._changed, some, a, b, scales)
+
+    def _unchanged(self, names: tuple[str, ...], inputs: int, outputs: int) -> Expected:
+        rows, own = self._rows(inputs, outputs)
+        owns = own.repeat(len(names), 1, 1)
+        none = torch.zeros(owns.shape, dtype=torch.float64)
+        return Expected(names, rows, owns, owns.double(), none, none[:, :, :1], self._in_integers)
+
+    def _rows(self, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows, and the linear's own result, as it is for half of them"""
+        return fixed_rows(inputs, 1, self._dtype), fixed_rows(outputs, 2, self._dtype)
 
     def _changed(
-        self, linears: Sequence[LoraLinear], matrices: WeightReader, rows: torch.Tensor, own: torch.Tensor
+        self, linears: Sequence[LoraLinear], a: torch.Tensor, b: torch.Tensor, scales: _Scales | None
     ) -> Expected:
         """Of linears of one shape. All that has as many numbers as their matrices is passed as seldom as can be."""
-        inputs, outputs = rows.shape[1], own.shape[1]
-        a, b = self._matrices(linears, matrices, inputs, outputs)
+        inputs, outputs = a.shape[2], b.shape[1]
+        rows, own = self._rows(inputs, outputs)
+        a, b = a.double(), b.double()
         scale = torch.tensor([one.scale for one in linears], dtype=torch.float64)[:, None, None]
-        scales = None
-        if linears[0].scales:
-            each = (self._scales(one, matrices, *pair) for one, *pair in zip(linears, a, b, strict=True))
-            scales = _Scales(*map(torch.stack, zip(*each, strict=True)))
+        if scales is not None:
             b = scales.c.unsqueeze(2) * b
         wide_rows = rows.double()
         # The squares of the sizes of what is summed, as errors that are independent of each other add up: of all single
@@ -213,10 +218,10 @@ class ExpectedResults:
     def _matrices(
         self, linears: Sequence[LoraLinear], matrices: WeightReader, inputs: int, outputs: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[linears, rank, inputs] and [linears, outputs, rank] in fp64"""
+        """[linears, rank, inputs] and [linears, outputs, rank] as they are stored"""
         every_a, every_b = [one.a for one in linears if one.a], [one.b for one in linears if one.b]
         if every_a and every_b:
-            return matrices.read_alike(every_a).double(), matrices.read_alike(every_b).double()
+            return matrices.read_alike(every_a), matrices.read_alike(every_b)
         count = len(linears)
         return (
             torch.zeros(count, 1, inputs, dtype=torch.float64),
@@ -236,6 +241,12 @@ class ExpectedResults:
         if equal is not None:
             squares = torch.maximum(squares, equal)
         return torch.maximum(squares, squares.amax(1, keepdim=True)) if self._in_integers else squares
+
+    def _all_scales(
+        self, linears: Sequence[LoraLinear], matrices: WeightReader, a: torch.Tensor, b: torch.Tensor
+    ) -> _Scales:
+        each = (self._scales(one, matrices, *pair) for one, *pair in zip(linears, a.double(), b.double(), strict=True))
+        return _Scales(*map(torch.stack, zip(*each, strict=True)))
 
     def _scales(self, linear: LoraLinear, matrices: WeightReader, a: torch.Tensor, b: torch.Tensor) -> _Scales:
         """y ← c·y + e + the product, for y with the linear's own bias. e may be much smaller than what it is the sum

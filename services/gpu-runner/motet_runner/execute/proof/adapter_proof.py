@@ -194,8 +194,10 @@ class AdapterProof:
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
         prover, expected = self._prover, self._expected
+        if expected is not None:
+            expected.thread_computes = not wait_seconds
         if expected is not None and self._effect is None:
-            # Before the linears: meanwhile the thread computes what is expected of them.
+            # Before the linears: meanwhile the thread reads what is expected of them.
             self.parts += 1
             if prover.prepare():
                 self._effect = prover.effect_of(placed)
