@@ -158,18 +158,22 @@ def test_the_first_in_the_order_that_is_told_cost_no_look_at_all_others(monkeypa
     assert first + [request.id for request in told] == [f"{n:03}" for n in range(1000)], "not as they waited then"
 
 
-def test_of_a_tenant_with_many_adapters_only_flows_whose_turn_has_come_are_read(monkeypatch):
-    waiting, chance, read = WaitingRequests(), Random(3), []
+def test_of_a_tenant_with_many_adapters_few_flows_are_looked_at_in_one_step(monkeypatch):
+    waiting, chance, looked = WaitingRequests(), Random(3), []
     for n in range(1000):
         waiting.add(
             f"{n}", age=chance.random(), tenant="few" if n % 100 == 0 else "many", adapter=f"default/a{n % 400}"
         )
-    behind = expected_order._after  # noqa: SLF001
-    monkeypatch.setattr(expected_order, "_after", lambda last, flow: read.append(flow) or behind(last, flow))
-    told = iter(waiting.queue)
-    first = [next(told).id for _ in range(10)]
-    assert len(read) <= 10
-    order = []
+    look = expected_order.heappush
+    monkeypatch.setattr(expected_order, "heappush", lambda flows, one: looked.append(one) or look(flows, one))
+    told, in_one_step = [], []
+    for request in waiting.queue.in_order():
+        told.append(request)
+        in_one_step.append(len(looked))
+        looked.clear()
+    assert max(in_one_step) <= expected_order.FLOWS_AT_ONCE + 1
+    assert told[:24] == 24 * [None], "of 400 flows"
+    first, order = [request.id for request in told if request is not None][:10], []
     while len(waiting.queue):
         order.append(waiting.oldest_of_each_flow()[0])
         waiting.place(order[-1])

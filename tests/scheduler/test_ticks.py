@@ -6,6 +6,7 @@ import pytest
 
 from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.deadlines import SWEPT_AT_ONCE
+from motet_scheduler.policy.expected_order import FLOWS_AT_ONCE
 from tests.scheduler.builders import ready
 
 
@@ -45,6 +46,17 @@ def test_a_tick_looks_at_a_bounded_number_of_positions(monkeypatch):
         assert len(looked) <= 10 * (moment + 1)
     each = [(number, f"{number}") for number in range(1, 16)]
     assert looked == [*each, *each, *each[:10]]
+
+
+def test_a_tick_looks_at_a_bounded_number_of_flows(monkeypatch):
+    """To know who is the first, all have to be looked at. Each tenant here has one."""
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
+    driver, looked = many_wait(1 + 12 * FLOWS_AT_ONCE), []
+    monkeypatch.setattr(placement.Positions, "report", lambda _self, _request, position: looked.append(position))
+    driver.wait(1.0)
+    assert looked == []
+    driver.wait(0.1)
+    assert looked == [*range(1, 10)], "one more look was for the last flows"
 
 
 def test_no_tick_tells_many_positions_and_asks_how_many_runners_are_needed(monkeypatch):

@@ -62,7 +62,7 @@ class ClassQueue:
     def __len__(self) -> int:
         return self.size
 
-    def __iter__(self) -> Iterator[Request]:
+    def in_order(self) -> Iterator[Request | None]:
         return expected_order(self.shares)
 
     def unordered(self) -> Iterator[Aged]:

@@ -33,7 +33,7 @@ EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
 LOOKED_AT_ONCE = 500
-"""At how many positions a tick looks: a round may take several."""
+"""At how many positions a tick looks: a round may take several. What finds out who is the first counts as well."""
 
 EXPLAINED = 20
 """Up to this position, each report finds out anew why the request waits."""
@@ -241,6 +241,14 @@ class Placer:
         state.note_event(request, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
 
 
+def _places(line: Iterable[Request | None]) -> Iterator[tuple[int, Request | None]]:
+    """Those of a line with their positions. None counts for no request."""
+    position = 0
+    for request in line:
+        position += request is not None
+        yield position, request
+
+
 def _to_compute(request: Request, runner: Runner) -> int:
     """Tokens, before the next one of its answer."""
     cached = runner.cached_tokens(request.prefix_hints)
@@ -254,7 +262,7 @@ class Positions:
         """When the next round of reports of all positions begins."""
         self._next_at = self._round_at
         """When the round goes on, or the next one begins."""
-        self.left: Iterator[tuple[int, Request]] = iter(())
+        self.left: Iterator[tuple[int, Request | None]] = iter(())
         """Of this round, as the queues were when it came to them."""
 
     def tick(self) -> None:
@@ -264,8 +272,9 @@ class Positions:
         looked = self._look(LOOKED_AT_ONCE)
         if looked < LOOKED_AT_ONCE and now >= self._round_at:
             self._round_at = now + config.positions_every
-            lines: list[Iterable[Request]] = [*self._state.queues.values(), *self._state.quotas.lines]
-            self.left = (place for line in lines for place in enumerate(line, 1))
+            queues = map(Queue.in_order, self._state.queues.values())
+            lines: list[Iterable[Request | None]] = [*queues, *self._state.quotas.lines]
+            self.left = chain.from_iterable(map(_places, lines))
             looked += self._look(LOOKED_AT_ONCE - looked)
         self._next_at = now + config.look_again if looked == LOOKED_AT_ONCE else self._round_at
         if looked == LOOKED_AT_ONCE:
@@ -279,7 +288,7 @@ class Positions:
         looked = 0
         for position, request in islice(self.left, most):
             looked += 1
-            if request.waiting and self._state.requests.get(request.id) is request:
+            if request is not None and request.waiting and self._state.requests.get(request.id) is request:
                 self.report(request, position)
         return looked
 

@@ -118,8 +118,11 @@ class Queue:
         return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        for class_queue in self.class_queues.values():
-            yield from class_queue
+        return filter(None, self.in_order())
+
+    def in_order(self) -> Iterator[Request | None]:
+        """As they would be placed. None: see `expected_order`."""
+        return chain.from_iterable(map(ClassQueue.in_order, self.class_queues.values()))
 
     def unordered(self) -> Iterator[Aged]:
         """All requests behind their turns, for sums: fast, as ten thousand may wait."""
