@@ -1,3 +1,5 @@
+import sys
+from functools import partial
 from itertools import count, islice
 from random import Random
 
@@ -443,6 +445,21 @@ def test_those_given_least_are_found_once_for_all_runners(monkeypatch):
         found = there.tried.that_fit(there.runner, free, 32, highest=0.0, lowest=lowest)
         assert [int(head[3].id) for head in found] == [n for n in range(0, 40, 4) if 1 + n % 3 <= free]
     assert len(walks) == 1
+
+
+def test_of_those_given_least_a_further_runner_looks_at_the_first_that_fit():
+    there, calls, lowest = OneRunner(), [], {}
+    for n in range(200):
+        there.wait(f"{n}", 1, age=200 - n, tenant="a", adapter=f"a{n}")
+    first, again = (partial(there.tried.that_fit, there.runner, 3, 2, highest=0.0, lowest=lowest) for _ in range(2))
+    found = first()
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        assert again() == found
+    finally:
+        sys.setprofile(None)
+    assert [head[3].id for head in found] == ["0", "1"]
+    assert len(calls) < 100
 
 
 def test_that_adapters_come_and_go_leaves_nothing():

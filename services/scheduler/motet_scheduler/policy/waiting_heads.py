@@ -3,7 +3,7 @@ at the others."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
 from itertools import chain, compress, islice, takewhile
@@ -55,6 +55,25 @@ def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
         if refuses and not runner.may_serve(request.digest, request.adapter):
             continue
         yield head
+
+
+def that_fit_of(
+    heads: Iterable[Head], runner: Runner, above: int, free: int, there: Collection[Digest]
+) -> Iterator[Head]:
+    """Those of these, in their order, that need more than `above` pages of a runner and at most
+    `free`. `there`: the adapters that take no more pages, and no slot."""
+    capacity, full, kept = id(runner.capacity), runner.only_adapters is not None, runner.ledger.free - free
+
+    def fits(head: Head) -> bool:
+        request = head[3]
+        need = request.page_needs.get(capacity)
+        if need is None or not above < need[0] <= free:
+            return False
+        if request.digest == BASE or request.digest in there:
+            return True
+        return not full and (not need[1] or need[0] + kept <= runner.free_beside(need[1]))
+
+    return may_run(filter(fits, heads), runner)
 
 
 class ByNeed:
@@ -256,22 +275,23 @@ class Waiting:
         line = self.lines.get(capacity)
         if line is None:
             return []
-        if highest < inf:
-            few = self._few_of_lowest({} if lowest is None else lowest, highest, capacity, above, free)
-        else:
-            few = between(above, free, line.by_size, max(examined, MAX_FEW))
+        few = between(above, free, line.by_size, max(examined, MAX_FEW)) if highest == inf else None
         if few is not None and not few:
             return []  # mostly
         only, running = runner.only_adapters, runner.adapters_running
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
-        if few is None and highest == inf:
+        if highest < inf:
+            if (firsts := self._lowest_of(highest, {} if lowest is None else lowest)) is not None:
+                return list(islice(that_fit_of(firsts, runner, above, free, running), examined))
+        elif few is None:
             if only is not None:
                 few = line.few_of((BASE, *only), above, free)
-            elif not runner.capacity.adapter_rank_bytes and (
-                firsts := self._of_the_first(runner, above, free, examined)
-            ):
-                return firsts
+            elif not runner.capacity.adapter_rank_bytes:
+                of_the_first = that_fit_of(islice(self.heads, LOOKED_FIRST), runner, above, free, running)
+                firsts = list(islice(of_the_first, examined))
+                if len(firsts) == examined:  # mostly
+                    return firsts
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
@@ -292,32 +312,9 @@ class Waiting:
                     found += first(of_adapter, adapters_there=True)
         return found
 
-    def _of_the_first(self, runner: Runner, above: int, free: int, examined: int) -> list[Head] | None:
-        """Where many fit, and any adapter may be used: mostly enough of those whose turn is first do. None: they do
-        not."""
-        found: list[Head] = []
-        capacity = id(runner.capacity)
-        for head in may_run(islice(self.heads, LOOKED_FIRST), runner):
-            need = head[3].page_needs.get(capacity)
-            if need is not None and above < need[0] <= free:
-                found.append(head)
-                if len(found) == examined:
-                    return found
-        return None
-
-    def _few_of_lowest(
-        self, lowest: Lowest, highest: float, capacity: CapacityId, above: int, free: int
-    ) -> list[Sized] | None:
-        """Those of tenants with at most the counter `highest` that need more than `above` pages and at most `free`.
-        None: there may be many."""
+    def _lowest_of(self, highest: float, lowest: Lowest) -> list[Head] | None:
+        """Those of tenants with at most the counter `highest`. None: there may be many."""
         if self not in lowest:
             found = [*takewhile(lambda head: head[0] <= highest, islice(self.heads, MAX_FEW + 1))]
             lowest[self] = found if len(found) <= MAX_FEW else None
-        if (heads := lowest[self]) is None:
-            return None
-        few: list[Sized] = []
-        for *_, request in heads:
-            need = request.page_needs.get(capacity)
-            if need is not None and above < need[0] <= free:
-                few.append(sized(request, need))
-        return few
+        return lowest[self]
