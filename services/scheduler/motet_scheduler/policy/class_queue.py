@@ -203,6 +203,12 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
+    def not_taken_by(self, runner: Runner) -> Iterator[Request]:
+        """Those that it has refused for good, of those that were tried."""
+        return chain.from_iterable(
+            self.waiting[one].heads.of for one in self._some_of if runner.instance in one.without
+        )
+
     def that_fit(
         self, rooms: Mapping[Runner, Room], examined: int, highest: float | None, *, lacking: bool
     ) -> Collection[Head]:

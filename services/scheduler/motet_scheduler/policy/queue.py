@@ -301,6 +301,10 @@ class Queue:
             for request in class_queue.with_adapter(digest, self.bases)
         ]
 
+    def not_taken_by(self, runner: Runner) -> list[Request]:
+        """Those that it has refused for good, of those that were tried."""
+        return [one for class_queue in self.class_queues.values() for one in class_queue.not_taken_by(runner)]
+
     def limits_changed(self, adapters: Collection[str]) -> None:
         """`maxReplicas` of these adapters has changed: other runners may take their requests."""
         self.limit_changes.note(adapters)

@@ -260,11 +260,15 @@ class RequestLifecycle:
 
     def has_come(self, runner: Runner) -> None:
         """The one that had its name before may have been made otherwise."""
-        of_group = [request for request in self._unable.values() if request.group == runner.group]
+        of_group = self.unable_in(runner.group)
         for request in of_group:
             _avoid_unable(request, [runner])
         if of_group:
             self._state.queue(runner.group).try_again(of_group)  # they wait for others than before
+
+    def unable_in(self, group: GroupName) -> list[Request]:
+        """Those that some runners of a group can never take."""
+        return [request for request in self._unable.values() if request.group == group]
 
     def is_unable(self, request: Request) -> bool:
         """Whether runners can never take it, and there is no other one that may, not even one that is away."""

@@ -1,6 +1,7 @@
 """Handles what runners say: they attach, report, decline and detach."""
 
 from collections.abc import Mapping
+from itertools import chain
 from math import inf
 
 from motet.domain import Digest, InstanceName
@@ -314,6 +315,7 @@ class RunnerEvents:
 
     def _remove(self, runner: Runner) -> None:
         """It is gone: for the queue too, which may have reserved it."""
+        held = list(runner.adapters.tiers)
         runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.residency.reported(runner, {})
@@ -325,7 +327,16 @@ class RunnerEvents:
         of_group.remove(runner)
         if not of_group:
             del self._state.by_group[runner.group]
-        self._state.queue(runner.group).try_all_again()
+        queue = self._state.queue(runner.group)
+        if any(one.capacity is runner.capacity and one.base.digest == runner.base.digest for one in of_group):
+            # Others are like it. So only these may have to be refused now, or may go where they might not before.
+            refused = dict.fromkeys(chain.from_iterable(one.refused.failures for one in of_group))
+            replaced = [one for one in queue.with_adapters(held) if one.replaced]
+            unable = self._lifecycle.unable_in(runner.group)
+            queue.try_again([*replaced, *queue.with_adapters(refused), *queue.not_taken_by(runner), *unable])
+        else:
+            queue.try_all_again()
+        queue.retry_on(runner)
         self._state.runner_changed(runner)
 
 
