@@ -1,12 +1,16 @@
 """The autoscaler: how it computes a pool's load, when it does not scale down, and when it reports."""
 
+import sys
+
 import pytest
 
-from motet.domain import InstanceName, RequestId
+from motet.domain import Digest, InstanceName, RequestId
 from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters.adapter import Revision
 from motet_scheduler.policy.adapters.adapters import Adapters
 from motet_scheduler.policy.autoscaler import LATER, MAX_LOOKED_AT
+from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
@@ -239,6 +243,26 @@ def test_adapters_in_use_need_slots_and_resident_ones_need_runners():
     advice_after(resident)
     wait_with_reports(resident, "r0", seconds=31)
     assert desired(resident) == 3
+
+
+def test_that_many_adapters_are_in_use_costs_no_look_at_each():
+    def calls(count: int) -> int:
+        specs = [adapter(f"a{number}") for number in range(count)]
+        serving = [Revision(key=one.revision, digest=Digest(f"sha256:{n:064}")) for n, one in enumerate(specs)]
+        saved = [SavedAdapter(spec=one, serving=revision) for one, revision in zip(specs, serving, strict=True)]
+        driver, found = SchedulerDriver(saved=SavedCatalog(pools=(builtin(),), adapters=tuple(saved))), []
+        for number, revision in enumerate(serving):
+            driver.enqueue(f"{number}", digest=revision.digest, adapter=f"default/a{number}")
+        driver.wait(1.0)
+        sys.setprofile(lambda _frame, event, _argument: found.append(event))
+        try:
+            adapters = driver.scheduler.capacity._adapters()  # noqa: SLF001
+        finally:
+            sys.setprofile(None)
+        assert adapters[GROUP].slots == count
+        return len(found)
+
+    assert calls(40) == calls(10)
 
 
 def test_adapters_that_nobody_uses_are_not_looked_at(monkeypatch):

@@ -177,10 +177,8 @@ class Autoscaler:
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
             pinned = found[spec.group].pinned
             pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-        that_serve, by_name = self._state.adapters.serving_sources(), self._state.adapters.by_name
-        for digest in self._state.adapter_uses:  # thousands may be in use
-            for name in that_serve.get(digest, ()):
-                found[by_name[name].spec.group].in_use.add(digest)
+        for group in {pool.group for pool in self._state.pools.values()}:  # thousands may be in use: no look at each
+            found[group].in_use = self._state.adapter_uses.keys() & self._state.adapters.served_in(group)
         return found
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:

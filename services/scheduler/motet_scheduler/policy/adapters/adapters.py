@@ -1,6 +1,8 @@
 """All adapters: which should exist, which bytes each serves, and where these come from."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from motet.domain import BASE, Digest, ObjectName
@@ -38,6 +40,8 @@ class Adapters:
         would differ from process to process."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
+        self._served_in: defaultdict[GroupName, set[Digest]] = defaultdict(set)
+        """The same digests, by group."""
         self._replicated: list[Adapter] | None = None
         """Those with `minReplicas`; None if they must be found again."""
 
@@ -115,6 +119,7 @@ class Adapters:
         if before is None and revision is not None and self._serving is not None:
             # Of thousands that come together, each would have all collected again.
             self._serving.setdefault(revision.digest, {})[adapter.spec.ref.object] = adapter.source_of(revision)
+            self._served_in[adapter.spec.group].add(revision.digest)
         else:
             self._serving = None
 
@@ -157,12 +162,18 @@ class Adapters:
 
     def serving_sources(self) -> dict[Digest, dict[ObjectName, DigestSource]]:
         if self._serving is None:
-            self._serving = {}
+            self._serving, self._served_in = {}, defaultdict(set)
             for name, adapter in self.by_name.items():
                 if adapter.serving is not None:
                     source = adapter.source_of(adapter.serving)
                     self._serving.setdefault(adapter.serving.digest, {})[name] = source
+                    self._served_in[adapter.spec.group].add(adapter.serving.digest)
         return self._serving
+
+    def served_in(self, group: GroupName) -> AbstractSet[Digest]:
+        """The digests that names of this group point to."""
+        self.serving_sources()
+        return self._served_in[group]
 
     def replicated(self) -> list[Adapter]:
         """Those with `minReplicas`."""
