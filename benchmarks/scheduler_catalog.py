@@ -16,9 +16,9 @@ def digest_of(adapter: int) -> Digest:
     return Digest(f"sha256:{adapter:064}")
 
 
-def saved(adapter: int) -> SavedAdapter:
+def saved(adapter: int, tenant: str = "") -> SavedAdapter:
     key = RevisionKey(source=f"file:///adapters/{adapter}")
-    ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
+    ref = AdapterRef(tenant or f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
     spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
     return SavedAdapter(spec=spec, serving=Revision(key=replace(key, group=GROUP), digest=digest_of(adapter)))
 
@@ -27,6 +27,11 @@ CATALOG = SavedCatalog(
     pools=(PoolSpec(pool="default/demo", group=GROUP, served_name="demo"),),
     adapters=tuple(saved(adapter) for adapter in range(ADAPTERS)),
 )
+
+
+def with_tenant_of_many(tenant: str, adapters: range) -> SavedCatalog:
+    """Beside the others."""
+    return replace(CATALOG, adapters=(*CATALOG.adapters, *(saved(adapter, tenant) for adapter in adapters)))
 
 
 def identity(index: int) -> RunnerIdentity:

@@ -11,6 +11,7 @@ from motet.domain import InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import Estimate, SchedulerConfig
 
@@ -72,7 +73,13 @@ class ProductionScheduler:
     """The scheduler of production, of which each event is measured."""
 
     def __init__(
-        self, runners: int, queued: int = QUEUED, *, tenants: int = TENANTS, capacity: Capacity = CAPACITY
+        self,
+        runners: int,
+        queued: int = QUEUED,
+        *,
+        tenants: int = TENANTS,
+        capacity: Capacity = CAPACITY,
+        catalog: SavedCatalog = CATALOG,
     ) -> None:
         self.placed = 0
         self._queued = queued
@@ -80,7 +87,7 @@ class ProductionScheduler:
         self._chance = random.Random(2)
         self._arrivals = iter(Arrivals(tenants))
         self._running: list[tuple[RequestId, int]] = []
-        self.scheduler = Scheduler(SchedulerConfig(queue_limit=2 * queued), now=self._now, saved=CATALOG)
+        self.scheduler = Scheduler(SchedulerConfig(queue_limit=2 * queued), now=self._now, saved=catalog)
         for index in range(runners):
             self.tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=capacity))
             instance, incarnation = InstanceName(identity(index).instance), identity(index).incarnation

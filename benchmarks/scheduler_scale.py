@@ -2,33 +2,35 @@
 
 All by CPU time. `growth_runners` and `growth_queued` are ratios of medians, in pairs. `lives_per_s`: of each life the
 bytes of the gateway's messages are read, and all that is decided is written, for gateways and runners; 10,000 others
-always wait. `longest_event_ms` is the longest of all events while 100,000 wait: decisions, ticks, a gateway that goes,
-comes back and enqueues all of them again, a runner that goes and comes back, also as a new process, the largest runner
-that a pool may have, of which the bytes of the messages are read, and the cancellation of everything.
-Collections of garbage count as events.
+always wait. `longest_event_ms` is the longest of all events while 100,000 wait, and 10,000 of one tenant that has as
+many adapters: decisions, ticks, a gateway that goes, comes back and enqueues all of them again, a runner that goes and
+comes back, also as a new process, the largest runner that a pool may have, of which the bytes of the messages are read,
+and the cancellation of everything. Collections of garbage count as events.
 """
 
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness import Result, alternate, percentile
-from benchmarks.scheduler_catalog import digest_of, identity
+from benchmarks.scheduler_catalog import ADAPTERS, GROUP, digest_of, identity, with_tenant_of_many
 from benchmarks.scheduler_load import CAPACITY, GATEWAY, QUEUED, ProductionScheduler
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.domain import InstanceName
+from motet.domain import InstanceName, RequestId, Tenant
 from motet.runner_info import MAX_LISTED_AT_ONCE, RequestClass, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.garbage import full_collections_put_off
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.policy.values import Estimate, SchedulerConfig
 
 RUNNERS, MANY_RUNNERS, MANY_QUEUED = 16, 1_000, 100_000
+MANY, ADAPTERS_ONE_IN = "tenant-with-many-adapters", 10
+"""It has one adapter for so many of the requests of others that wait, and a request for each."""
 LARGEST = 4096
 """`maxConcurrentSequences` of a pool, at most."""
 MOST_OF_RUNNERS, MOST_OF_QUEUED, LEAST_LIVES, MOST_MS = 1.5, 1.3, 5_000, 10.0
@@ -219,10 +221,28 @@ def largest_runner(runner: RunnerIdentity) -> Iterator[bytes]:
             yield scheduler_pb2.AttachUp(listed=listed).SerializeToString()
 
 
+def one_for_each(adapters: Iterable[int]) -> Iterator[events.Enqueued]:
+    for adapter in adapters:
+        yield events.Enqueued(
+            gateway=GATEWAY,
+            request=RequestId(f"many-{adapter}"),
+            tenant=Tenant(MANY),
+            group=GROUP,
+            digest=digest_of(adapter),
+            request_class=RequestClass.STANDARD,
+            prompt_tokens=64,
+            max_tokens=512,
+            estimate=Estimate(q80=64 + adapter % 64),
+        )
+
+
 def longest_event_ms(queued: int, decisions: int) -> Result:
-    side = ProductionScheduler(RUNNERS, queued)
+    adapters = range(ADAPTERS, ADAPTERS + queued // ADAPTERS_ONE_IN)
+    side = ProductionScheduler(RUNNERS, queued, catalog=with_tenant_of_many(MANY, adapters))
     told, scheduler = Events(side), side.scheduler
     with full_collections_put_off(), told.collections():
+        for asked in one_for_each(adapters):
+            told.tell(asked)
         for number in range(decisions):
             told.tell(side.finished())
             told.tell(side.next_arrival())
