@@ -462,6 +462,19 @@ def test_of_those_given_least_a_further_runner_looks_at_the_first_that_fit():
     assert len(calls) < 100
 
 
+def test_where_many_fit_the_first_are_found_without_a_look_at_the_others():
+    there, calls = OneRunner(), []
+    for n in range(200):
+        there.wait(f"{n}", 1, age=200 - n, tenant="a", adapter=f"a{n}")
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        found = there.tried.that_fit(there.runner, 3, 2)
+    finally:
+        sys.setprofile(None)
+    assert [head[3].id for head in found] == ["0", "1"]
+    assert len(calls) < 100
+
+
 def test_that_adapters_come_and_go_leaves_nothing():
     waiting = WaitingRequests()
     waiting.add("stays", tenant="other")

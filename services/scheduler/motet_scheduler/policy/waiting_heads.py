@@ -25,8 +25,8 @@ ITS_ADAPTER = itemgetter(4)
 MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
 
-LOOKED_FIRST = 8
-"""In the order of their turns, where many fit, before those that do are looked for."""
+LOOKED_FIRST, MANY = 8, 32
+"""In the order of their turns, where many fit, so many are looked at before those that do are looked for."""
 
 
 Lowest = dict["Waiting", list[Head] | None]
@@ -284,14 +284,14 @@ class Waiting:
         if highest < inf:
             if (firsts := self._lowest_of(highest, {} if lowest is None else lowest)) is not None:
                 return list(islice(that_fit_of(firsts, runner, above, free, running), examined))
-        elif few is None:
-            if only is not None:
-                few = line.few_of((BASE, *only), above, free)
-            elif not runner.capacity.adapter_rank_bytes:
+        elif only is None:
+            if (few is None or len(few) > MANY) and not runner.capacity.adapter_rank_bytes:
                 of_the_first = that_fit_of(islice(self.heads, LOOKED_FIRST), runner, above, free, running)
                 firsts = list(islice(of_the_first, examined))
                 if len(firsts) == examined:  # mostly
                     return firsts
+        elif few is None:
+            few = line.few_of((BASE, *only), above, free)
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
