@@ -32,7 +32,7 @@ With tens of thousands of heads one look takes up to 0.1 ms."""
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
-LOOKED_AT_ONCE = 500
+LOOKED_AT_ONCE = 300
 """At how many positions a tick looks: a round may take several. What finds out who is the first counts as well."""
 
 EXPLAINED = 20
