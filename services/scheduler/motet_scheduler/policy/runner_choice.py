@@ -192,15 +192,15 @@ def why_it_waits(
     reserved: Collection[Runner] = (),
     kept: KeptFrom = NOTHING_KEPT,
 ) -> Obstacle:
-    obstacles: list[Obstacle] = []
+    obstacles: set[Obstacle] = set()
     too_small = ""
     for runner in runners:
         obstacle = obstacle_on(request, runner, config, now, reserved=reserved, kept=kept)
         # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
         if obstacle.kind is _TOO_FEW_PAGES:
             return obstacle
-        if obstacle.kind in _BY_USEFULNESS:
-            obstacles.append(obstacle)
+        if obstacle.kind in _OBSTACLES:
+            obstacles.add(obstacle)
         else:
             too_small = obstacle.kind
     return min(obstacles, key=_usefulness, default=Obstacle(too_small or NO_RUNNER))
@@ -226,7 +226,7 @@ def obstacle_on(
     kind = RESERVED if runner in reserved else _obstacle(request, runner, need.room, now, kept)
     if kind is _TOO_FEW_PAGES:
         return Obstacle(kind, need.room, max(0, runner.free_for(request.digest)))
-    return Obstacle(kind or OTHERS_FIRST)
+    return _OBSTACLES[kind or OTHERS_FIRST]
 
 
 def nearest(
@@ -286,6 +286,7 @@ _DECLINED = "it could not run there a moment ago"
 RESERVED = "a runner is reserved for a request that has waited for longer"
 _KEPT = "the last places are kept for tenants that were given less"
 _BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, _KEPT, RESERVED, _DRAINING, _DOWN, NO_RUNNER)
+_OBSTACLES = {kind: Obstacle(kind) for kind in _BY_USEFULNESS}
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: KeptFrom) -> str:

@@ -141,7 +141,8 @@ class ColdWaits:
         return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
 
     def _is_on_a_device(self, request: Request) -> bool:
-        for one in self._state.having(request.digest):  # no generators: each placement asks
-            if one.adapters.tiers.get(request.digest) is Tier.DEVICE and one.attached and one.group == request.group:
+        for instance, tier in self._state.table.tiers.get(request.digest, {}).items():
+            runner = self._state.runners[instance]
+            if tier is Tier.DEVICE and runner.attached and runner.group == request.group:
                 return True
         return False
