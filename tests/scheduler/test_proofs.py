@@ -201,6 +201,25 @@ def test_a_runner_that_comes_later_is_asked_too():
     assert published(driver)["pirate"].digest == PIRATE
 
 
+class NeverWhole(dict):
+    def values(self):
+        pytest.fail("all adapters")
+
+
+def test_when_a_runner_goes_adapters_are_not_looked_at_that_none_has_refused(monkeypatch):
+    driver = serving("r0", "r1")
+    driver.certify("poet", POET)
+    news(driver, "r1")
+    adapters, runner = driver.scheduler.adapters, driver.scheduler.runners["r1"]
+    looked = []
+    monkeypatch.setattr(adapters, "tell", lambda one: looked.append(one.spec.ref.name))
+    monkeypatch.setattr(adapters, "by_name", NeverWhole(adapters.by_name))
+    driver.scheduler.state.verdicts.runner_gone(runner)
+    assert looked == ["pirate"]
+    driver.scheduler.state.verdicts.runner_gone(runner)
+    assert looked == ["pirate"], "no runner is named any more"
+
+
 def test_a_runner_that_is_restarted_is_asked_again():
     driver = stack("r0")
     driver.state(adapter())

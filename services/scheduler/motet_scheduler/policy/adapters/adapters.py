@@ -28,6 +28,8 @@ class Adapters:
         """Other runners hold an adapter than before, or a load of it has ended. None: a runner has come or gone."""
         self.by_name: dict[ObjectName, Adapter] = {}
         self.to_check = CheckQueue()
+        self.judged: dict[ObjectName, None] = {}
+        """Those of which a state may name runners. In order, as a set would differ from process to process."""
         self.retired: dict[Digest, dict[ObjectName, DigestSource]] = {}
         """Where adapters that no longer serve a digest have it from, as long as requests use it."""
         self._retired_of: dict[ObjectName, dict[Digest, None]] = {}
@@ -51,6 +53,8 @@ class Adapters:
     def put(self, adapter: Adapter, key: RevisionKey, state: RevisionState) -> None:
         adapter.put(key, state)
         self.to_check.note(adapter)
+        if state.names_runners:
+            self.judged[adapter.spec.ref.object] = None
 
     # --------------------------------------------------------------------------------------------- what should exist
 
@@ -78,6 +82,7 @@ class Adapters:
             name = adapter.spec.ref.object
             self._to_tell[name] = None
             self.to_check.discard(name)
+            self.judged.pop(name, None)
             self.retire(adapter)
         return changed
 

@@ -297,6 +297,11 @@ class RevisionState:
             silent=self._silent_without(start),
         )
 
+    @property
+    def names_runners(self) -> bool:
+        """Whether `without` one of these, it would be another."""
+        return bool(self.refusals or self.unable or self.silent or self.without_it)
+
     def wanted_anew(self) -> Self:
         """Under another bound, or after another revision. What is under way is still answered."""
         return self if self.serves else type(self)(asked=self.asked)

@@ -143,9 +143,12 @@ class AdapterVerdicts:
         """It is forgotten, or has been restarted."""
         start = runner.start
         self.suspects.forget(start)
-        for adapter in self._adapters.by_name.values():
+        for name in list(self._adapters.judged):  # mostly few, of thousands
+            del self._adapters.judged[name]  # it comes back if it still names others
+            if (adapter := self._adapters.by_name.get(name)) is None:
+                continue
             for key, state in list(adapter.states.items()):
-                if state.refusals or state.unable or state.silent or state.without_it:
+                if state.names_runners:
                     self._adapters.put(adapter, key, state.without(start))
                     self._adapters.tell(adapter)
 
