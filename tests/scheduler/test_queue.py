@@ -462,6 +462,23 @@ def test_of_those_given_least_a_further_runner_looks_at_the_first_that_fit():
     assert len(calls) < 100
 
 
+@pytest.mark.parametrize("things", [1, 300])
+def test_for_how_many_things_others_wait_is_no_matter_to_those_given_least(things):
+    waiting, calls = WaitingRequests(), []
+    for n in range(300):
+        waiting.add(f"{n:03}", tenant="a", adapter=f"default/a{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n:03}"], f"digest{n % things}", {})
+    class_queue = waiting.queue.class_queues[STANDARD]
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        none = class_queue.up_to(-1.0, waiting.queue.bases)
+        first, last = class_queue.first_for(waiting.queue.bases, 0.0, None, fits=lambda _: True, examined=2)
+    finally:
+        sys.setprofile(None)
+    assert (none, [head[3].id for head in first], last) == ([], ["000", "001"], first[-1])
+    assert len(calls) < 200
+
+
 def test_where_many_fit_the_first_are_found_without_a_look_at_the_others():
     there, calls = OneRunner(), []
     for n in range(200):

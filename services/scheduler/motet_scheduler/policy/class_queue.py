@@ -44,6 +44,9 @@ class ClassQueue:
         self.untried_heads = OrderedHeads()
         self.waiting: defaultdict[WaitsFor, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
+        self._narrow = OrderedHeads()
+        """All of these that do not wait for any runner of their base model: adapters with `maxReplicas` may wait for
+        thousands of things, and nobody looks at each."""
         self._some_of: dict[SomeOf, None] = {}
         """Of these, what those wait for that only some runners could take: mostly nobody."""
         self.size = 0
@@ -163,6 +166,8 @@ class ClassQueue:
         if isinstance(runners_of, SomeOf):
             self._some_of[runners_of] = None
         self.waiting[runners_of].add(request)
+        if runners_of != request.base:
+            self._narrow.add(request)
         self._note_head(runners_of, request)
 
     def try_again(self, requests: Iterable[Request]) -> None:
@@ -189,6 +194,7 @@ class ClassQueue:
                 request.waits_for = None
             self.untried_heads.take(waiting.heads)
         self.waiting.clear()
+        self._narrow = OrderedHeads()
         self._some_of.clear()
         self.known_overdue = None
 
@@ -240,20 +246,29 @@ class ClassQueue:
                     sources += 1
         return set(found) if sources > 1 else found
 
-    def firsts(self) -> Iterator[Head]:
-        """Of those that were tried and wait for the same, the first."""
-        return (waiting.heads.first() for waiting in self.waiting.values())
+    def up_to(self, counter: float, bases: Iterable[str]) -> list[OrderedHeads]:
+        """Those that were tried, in lines: the ones with some of tenants with at most this counter. `bases`: the base
+        models of all."""
+        lines = [self.waiting[one].heads for one in bases if one in self.waiting]
+        if self._narrow.of:
+            lines.append(self._narrow)
+        return [line for line in lines if line.first()[0] <= counter]
 
     def first_for(
-        self, counter: float, fits: Callable[[Request], bool], examined: int, after: Head | None
+        self,
+        bases: Iterable[str],
+        counter: float,
+        after: Head | None,
+        *,
+        fits: Callable[[Request], bool],
+        examined: int,
     ) -> tuple[list[Head], Head | None]:
         """Of those that were tried and may fit, the first of tenants with at most this counter, behind `after`. Few are
         looked at: if there may be more, the last of these is returned, too."""
-        alike = [one.heads for one in self.waiting.values() if one.heads.first()[0] <= counter]
-        if not alike:  # mostly
+        if not (lines := self.up_to(counter, bases)):  # mostly
             return [], None
         found: list[Head] = []
-        of_these = takewhile(lambda head: head[0] <= counter, merge(*(heads.behind(after) for heads in alike)))
+        of_these = takewhile(lambda head: head[0] <= counter, merge(*(line.behind(after) for line in lines)))
         for looked, head in enumerate(of_these, 1):
             if fits(head[3]):
                 found.append(head)
@@ -384,6 +399,8 @@ class ClassQueue:
         request.waits_for = None
         waiting = self.waiting[runners_of]
         waiting.discard(request)
+        if runners_of != request.base:
+            self._narrow.discard(request)
         if not waiting.heads:
             del self.waiting[runners_of]
             if isinstance(runners_of, SomeOf):

@@ -223,7 +223,7 @@ class Queue:
         if any(self.class_queues[one].size for one in self.headroom.opened_since(self.headroom.stood)):
             return True
         one = standing.request_class
-        return one is not None and any(head[0] <= standing.lowest for head in self.class_queues[one].firsts())
+        return one is not None and bool(self.class_queues[one].up_to(standing.lowest, self.bases))
 
     @property
     def last_places_have_others(self) -> bool:
@@ -483,7 +483,8 @@ class Queue:
         if not self._behind or highest is None or highest == inf:
             return fit, None
         after = self._behind_from.get(request_class)
-        first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, after)
+        fits = self.rooms.may_hold
+        first, behind = class_queue.first_for(self.bases, highest, after, fits=fits, examined=examined)
         return {*fit, *first}, behind
 
     def remove(self, request: Request) -> None:
