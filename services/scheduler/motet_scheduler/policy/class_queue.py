@@ -222,7 +222,7 @@ class ClassQueue:
         same. The last places are for tenants with at most the counter `highest`, and if they are `lacking`, all room
         is. None: they are for no tenant."""
         found: list[Head] = []
-        sources, lowest = 0, dict[Waiting, list[Head] | None]()
+        sources, lowest = 0, dict[Waiting, Iterator[Head]]()
         for runner, room in rooms.items():
             whole, small, above, _ = room
             if highest == inf:

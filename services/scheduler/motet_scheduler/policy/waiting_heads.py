@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
-from itertools import chain, compress, islice, takewhile
+from itertools import chain, compress, islice, takewhile, tee
 from math import inf
 from operator import itemgetter
 
@@ -29,9 +29,9 @@ LOOKED_FIRST, MANY = 8, 32
 """In the order of their turns, where many fit, so many are looked at before those that do are looked for."""
 
 
-Lowest = dict["Waiting", list[Head] | None]
-"""Of those that wait for the same, the ones of tenants that were given least: found once for all runners. None: there
-may be many."""
+Lowest = dict["Waiting", Iterator[Head]]
+"""Of those that wait for the same, the ones of tenants that were given least: found once for all runners, and only as
+far as one of these looks."""
 
 
 def sized(request: Request, need: PageNeed) -> Sized:
@@ -282,8 +282,11 @@ class Waiting:
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
         if highest < inf:
-            if (firsts := self._lowest_of(highest, {} if lowest is None else lowest)) is not None:
-                return list(islice(that_fit_of(firsts, runner, above, free, running), examined))
+            heads = self._lowest_of(highest, {} if lowest is None else lowest)
+            of_few = that_fit_of(islice(heads, MAX_FEW), runner, above, free, running)
+            firsts = list(islice(of_few, examined))
+            if len(firsts) == examined or next(heads, None) is None:  # mostly
+                return firsts
         elif only is None:
             if (few is None or len(few) > MANY) and not runner.capacity.adapter_rank_bytes:
                 of_the_first = that_fit_of(islice(self.heads, LOOKED_FIRST), runner, above, free, running)
@@ -312,9 +315,8 @@ class Waiting:
                     found += first(of_adapter, adapters_there=True)
         return found
 
-    def _lowest_of(self, highest: float, lowest: Lowest) -> list[Head] | None:
-        """Those of tenants with at most the counter `highest`. None: there may be many."""
-        if self not in lowest:
-            found = [*takewhile(lambda head: head[0] <= highest, islice(self.heads, MAX_FEW + 1))]
-            lowest[self] = found if len(found) <= MAX_FEW else None
-        return lowest[self]
+    def _lowest_of(self, highest: float, lowest: Lowest) -> Iterator[Head]:
+        """Those of tenants with at most the counter `highest`, in order."""
+        heads = lowest.get(self) or takewhile(lambda head: head[0] <= highest, self.heads)
+        lowest[self], found = tee(heads)
+        return found
