@@ -30,7 +30,7 @@ from motet_scheduler.policy.values import Estimate, SchedulerConfig
 
 RUNNERS, MANY_RUNNERS, MANY_QUEUED = 16, 1_000, 100_000
 MANY, ADAPTERS_ONE_IN = "tenant-with-many-adapters", 10
-"""It has one adapter for so many of the requests of others that wait, and a request for each."""
+"""It has one adapter for this number of requests of others, and a request for each."""
 LARGEST = 4096
 """`maxConcurrentSequences` of a pool, at most."""
 MOST_OF_RUNNERS, MOST_OF_QUEUED, LEAST_LIVES, MOST_MS = 1.5, 1.3, 5_000, 10.0

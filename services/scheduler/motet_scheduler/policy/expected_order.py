@@ -9,7 +9,7 @@ from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.shares import Aged, Share, Shares
 
 FLOWS_AT_ONCE = 16
-"""To look at the first of so few flows takes about as long as to tell one request its place."""
+"""To look at the first of this number of flows takes about as long as to tell one request its place."""
 
 Next = tuple[Aged, Aged, list[Aged]]
 """Of a flow: the next one, the one that was the last, and the flow."""

@@ -26,7 +26,7 @@ MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
 
 LOOKED_FIRST, MANY = 8, 32
-"""In the order of their turns, where many fit, so many are looked at before those that do are looked for."""
+"""Where more than `MANY` fit, this number in the order of their turns is looked at before those that fit are sorted."""
 
 
 Lowest = dict["Waiting", Iterator[Head]]
@@ -60,8 +60,8 @@ def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
 def that_fit_of(
     heads: Iterable[Head], runner: Runner, above: int, free: int, there: Collection[Digest]
 ) -> Iterator[Head]:
-    """Those of these, in their order, that need more than `above` pages of a runner and at most
-    `free`. `there`: the adapters that take no more pages, and no slot."""
+    """Those of these, in their order, that need more than `above` pages of a runner and at most `free`. `there`: the
+    adapters that take no more pages there, and no slot."""
     capacity, full, kept = id(runner.capacity), runner.only_adapters is not None, runner.ledger.free - free
 
     def fits(head: Head) -> bool:
