@@ -384,6 +384,28 @@ def test_heads_that_come_go_and_get_later_turns_are_found_in_order():
     assert len(heads._entries) <= 2 * len(heads) + SLACK, "what has left is forgotten"  # noqa: SLF001
 
 
+def test_heads_that_were_passed_as_often_as_allowed_are_not_looked_at_again():
+    chance, waiting, heads, here = Random(3), WaitingRequests(), OrderedHeads(), []
+    for n in range(60):
+        waiting.add(f"{n}", age=chance.random(), adapter=f"default/a{n}")
+    for _ in range(3000):
+        request = waiting.by_name[f"{chance.randrange(60)}"]
+        if request not in here:
+            request.passes = chance.choice((0, 0, 3))
+            here.append(request)
+            heads.add(request)
+        elif chance.random() < 0.4:
+            here.remove(request)
+            heads.discard(request)
+        else:
+            request.passes = min(3, request.passes + 1)
+        first = sorted(here, key=order_of)[:8]
+        found = [request for *_, request in heads.of_tenant(request.share, most=8, allowed=3)]
+        while first and first[0].passes == 3:
+            del first[0]
+        assert found == first
+
+
 class OneRunner(WaitingRequests):
     """It has pages for any of them, and knows whose turn is first in what waits for it."""
 

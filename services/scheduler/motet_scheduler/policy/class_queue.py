@@ -137,7 +137,7 @@ class ClassQueue:
             return
         for runners_of, passes in self._passes.items():
             if (waiting := self.waiting.get(runners_of)) is not None:
-                for turned in waiting.heads.of_tenant(share, MAX_COUNTED):
+                for turned in waiting.heads.of_tenant(share, MAX_COUNTED, self._max_passed_over):
                     yield passes, turned
 
     def _keep_passes(self, request: Request) -> None:

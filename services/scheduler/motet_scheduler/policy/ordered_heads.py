@@ -26,11 +26,13 @@ ITS_REQUEST = itemgetter(2)
 class OfTenant:
     """The heads of one tenant: their order never changes, whatever it is given."""
 
-    __slots__ = ("first", "heads")
+    __slots__ = ("first", "heads", "overdue")
 
     def __init__(self, head: Turned) -> None:
         self.heads = [head]
         """In order."""
+        self.overdue = 0
+        """How many of the first have been passed as often as allowed: that stays so."""
         self.first: Head | None = None
         """The entry of the first of them."""
 
@@ -111,10 +113,17 @@ class OrderedHeads:
                 return head
         return next(iter(self))
 
-    def of_tenant(self, share: Share, most: int) -> Sequence[Turned]:
-        """The first of those of this tenant that had no place before."""
+    def of_tenant(self, share: Share, most: int, allowed: int) -> Sequence[Turned]:
+        """The first `most` of those of this tenant that had no place before, from the first one on that was passed less
+        often than `allowed`: mostly all before are overdue, and nobody looks at them again."""
         of_tenant = self.of_tenants.get(share)
-        return of_tenant.heads[:most] if of_tenant is not None else ()
+        if of_tenant is None:
+            return ()
+        heads, overdue = of_tenant.heads, of_tenant.overdue
+        while overdue < len(heads) and heads[overdue][2].passes >= allowed:
+            overdue += 1
+        of_tenant.overdue = overdue
+        return heads[overdue:most]
 
     def add(self, request: Request) -> None:
         whose = request.share if request.charge is None else None
@@ -125,7 +134,9 @@ class OrderedHeads:
         elif of_tenant.heads[-1] < head:
             of_tenant.heads.append(head)
         else:
-            insort(of_tenant.heads, head)
+            at = bisect_left(of_tenant.heads, head)
+            of_tenant.heads.insert(at, head)
+            of_tenant.overdue = min(of_tenant.overdue, at)
         self.of[request] = of_tenant
         if of_tenant.heads[0] is head:
             self._enter(of_tenant)
@@ -137,6 +148,7 @@ class OrderedHeads:
             if of_tenant is not some:
                 of_tenant.heads += some.heads
                 of_tenant.heads.sort()
+                of_tenant.overdue = 0
             self.of.update(dict.fromkeys(map(ITS_REQUEST, some.heads), of_tenant))
             self._enter(of_tenant)
 
@@ -145,6 +157,8 @@ class OrderedHeads:
         heads = of_tenant.heads
         at = 0 if heads[0][2] is request else bisect_left(heads, (request.turn_at, request.sequence))
         del heads[at]
+        if at < of_tenant.overdue:
+            of_tenant.overdue -= 1
         if not heads:
             del self.of_tenants[request.share if request.charge is None else None]
         elif not at:
