@@ -87,13 +87,27 @@ class ForkServer:
             and _decisive(given) == _decisive(os.environ)
         )
 
-    def start(self, module: str, *, env: Mapping[str, str] | None, output: int, network: Path) -> ForkedProcess:
-        """`output` is the descriptor of its log."""
-        asked = {"module": module, "env": dict(os.environ if env is None else env), "network": str(network)}
+    def start(
+        self,
+        module: str,
+        *arguments: str,
+        env: Mapping[str, str] | None,
+        output: int,
+        network: Path | None = None,
+        stdin: int | None = None,
+    ) -> ForkedProcess:
+        """`output` is the descriptor of its log, `stdin` that of what it reads."""
+        asked = {
+            "command": [module, *arguments],
+            "env": dict(os.environ if env is None else env),
+            "network": None if network is None else str(network),
+            "parent": os.getpid(),
+        }
+        descriptors = [output] if stdin is None else [output, stdin]
         with self._lock:
             wire = self._connected()
             with _adopting_orphans():
-                socket.send_fds(wire, [json.dumps(asked | {"parent": os.getpid()}).encode()], [output])
+                socket.send_fds(wire, [json.dumps(asked).encode()], descriptors)
                 answer = wire.recv(_MOST_BYTES)
         if not answer.isdigit():
             raise RuntimeError(answer.decode() or "the server that forks processes of tests has ended")
@@ -104,6 +118,11 @@ class ForkServer:
             self._wire.close()
         if self._process is not None:
             self._process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """None: it has forked nothing yet."""
+        return None if self._process is None else self._process.pid
 
     def _connected(self) -> socket.socket:
         """It starts when it is first needed."""
@@ -136,7 +155,7 @@ def _adopting_orphans() -> Iterator[None]:
 def _serve(wire: socket.socket) -> None:
     """Ends the server when its wire is closed. In a new process it returns after that has run its module."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(wire, _MOST_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(wire, _MOST_BYTES, 2)
         if not message:
             sys.exit()
         asked = json.loads(message)
@@ -150,7 +169,7 @@ def _serve(wire: socket.socket) -> None:
             for one in (read, write):
                 os.close(one)
             wire.close()
-            _become(asked, descriptors[0])
+            _become(asked, *descriptors)
             return
         os.close(write)
         os.waitpid(between, 0)  # then its child is the caller's
@@ -159,10 +178,13 @@ def _serve(wire: socket.socket) -> None:
             os.close(one)
 
 
-def _become(asked: dict[str, Any], output: int) -> None:
+def _become(asked: dict[str, Any], output: int, *inputs: int) -> None:
     for number in (1, 2):
         os.dup2(output, number)
-    os.close(output)
+    for one in inputs:
+        os.dup2(one, 0)
+    for one in (output, *inputs):
+        os.close(one)
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() != asked["parent"]:
         if time.monotonic() > deadline:
@@ -172,20 +194,22 @@ def _become(asked: dict[str, Any], output: int) -> None:
     if os.getppid() != asked["parent"]:  # it ended before the kernel was told
         os._exit(1)
     os.setsid()
-    network = os.open(asked["network"], os.O_RDONLY)
-    if _LIBC.setns(network, _NEW_NETWORK) != 0:
-        sys.exit(f"{asked['network']}: cannot be entered: {os.strerror(ctypes.get_errno())}")
-    os.close(network)
+    if asked["network"] is not None:
+        network = os.open(asked["network"], os.O_RDONLY)
+        if _LIBC.setns(network, _NEW_NETWORK) != 0:
+            sys.exit(f"{asked['network']}: cannot be entered: {os.strerror(ctypes.get_errno())}")
+        os.close(network)
     os.environ.clear()
     os.environ.update(asked["env"])
-    sys.argv = [asked["module"]]
-    runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    sys.argv = asked["command"]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def main() -> None:
     for module in sys.argv[2:]:
-        import_module(f"{module}.__main__")
-        del sys.modules[f"{module}.__main__"]  # it is run, not imported
+        run = f"{module}.__main__" if hasattr(import_module(module), "__path__") else module
+        import_module(run)
+        del sys.modules[run]  # it is run, not imported
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         sys.exit(f"{threads} threads: a process with threads cannot be forked")

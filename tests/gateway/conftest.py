@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 import pytest
@@ -26,6 +27,7 @@ from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S, until
+from tests.support.forked_renderers import ForkedRenderParent
 from tests.support.surroundings import REAL
 
 Heard = Callable[[str], Awaitable[None]]
@@ -124,7 +126,8 @@ async def serve(
     )
     registry, clock = CollectorRegistry(), LateClock()
     metrics, around = Metrics(registry, names=names, clock=clock), replace(REAL, clock=clock)
-    gateway = Gateway(own, process, addresses, metrics, keys=keys, surroundings=around)
+    with patch("motet_gateway.tokens.render_pool.RenderParent", ForkedRenderParent):
+        gateway = Gateway(own, process, addresses, metrics, keys=keys, surroundings=around)
     await gateway.access.begin()
     server = HttpServer(build_app(gateway, registry), own, gateway.metrics, grace=1)
     with listening(own) as bound:

@@ -15,8 +15,10 @@ import uvloop
 from motet.errors import Internal, InvalidRequest, Overloaded
 from motet_gateway.tokens import render_parent
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
+from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import eventually, serve
+from tests.support.forked_renderers import SERVER
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SAYS = TemplateText("{% for m in messages %}{{ m.content }}{% endfor %}", {})
@@ -73,7 +75,7 @@ def parents() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if any("tokens.render_forks" in word for word in child.cmdline()):
+            if child.pid != SERVER.pid and any("tokens.render_forks" in word for word in child.cmdline()):
                 found.append(child)
     return found
 
@@ -325,6 +327,19 @@ async def test_the_processes_end_with_the_gateway() -> None:
         await rendered(renderers, SAYS, HELLO)
         (child,) = children()
     await eventually(lambda: not child.is_running())
+
+
+async def test_for_a_gateway_of_a_test_the_process_that_forks_them_is_forked_and_ends_with_it(
+    cluster: FakeServices,
+) -> None:
+    async with serve(cluster) as served:
+        answer = await served.http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
+        assert answer.status_code == 200, answer.text
+        (parent,), (child,) = parents(), children()
+        assert any(word.endswith("fork_server.py") for word in parent.cmdline())
+        assert os.getsid(parent.pid) == parent.pid
+    assert not parents()
+    await eventually(lambda: has_ended(child))
 
 
 async def test_a_process_inherits_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
