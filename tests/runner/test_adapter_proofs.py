@@ -467,6 +467,48 @@ def test_a_proof_that_cannot_begin_leaves_no_thread(llama: Path, plain: Path, mo
     assert not begun or ended.wait(5)
 
 
+def computing_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that have computed what is expected of changed linears"""
+    threads, changed = [], vars(ExpectedResults)["_changed"]
+
+    def noted(self: ExpectedResults, *of):
+        threads.append(threading.current_thread().name)
+        return changed(self, *of)
+
+    monkeypatch.setattr(ExpectedResults, "_changed", noted)
+    return threads
+
+
+def test_no_sequence_waits_for_what_was_read_while_none_ran(llama: Path, plain: Path, monkeypatch) -> None:
+    monkeypatch.setattr(expected_results, "MAX_AT_ONCE", 1)
+    threads, advance, read = computing_threads(monkeypatch), AdapterProof.advance, vars(ExpectedResults)["_matrices"]
+    several = threading.Event()
+
+    def noted(self: ExpectedResults, some, *of):
+        if some[0].module.startswith("model.layers.1."):
+            several.set()
+        return read(self, some, *of)
+
+    def begins_alone(self: AdapterProof, placed, *, wait_seconds: float) -> bool:
+        if self.parts < 3:  # forward passes
+            return advance(self, placed, wait_seconds=wait_seconds)
+        assert several.wait(10)
+        return advance(self, placed, wait_seconds=0.0)
+
+    monkeypatch.setattr(ExpectedResults, "_matrices", noted)
+    monkeypatch.setattr(AdapterProof, "advance", begins_alone)
+    assert isinstance(outcome(proving_engine(llama), plain), Proof)
+    assert set(threads) == {"adapter-load"}
+
+
+def test_no_request_waits_for_large_linears(llama: Path, plain: Path, monkeypatch) -> None:
+    """It may come at any time."""
+    threads = computing_threads(monkeypatch)
+    monkeypatch.setattr(expected_results, "MAX_BYTES_AT_ONCE", 1)
+    assert isinstance(outcome(proving_engine(llama), plain), Proof)
+    assert set(threads) == {"adapter-load"}
+
+
 def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: Path, plain: Path, monkeypatch) -> None:
     answers, read = threading.Event(), vars(ExpectedResults)["_matrices"]
 

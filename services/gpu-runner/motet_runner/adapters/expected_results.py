@@ -6,7 +6,7 @@ ahead of the engine by a few linears only: then it waits.
 
 While sequences run, the thread computes, too. If none does, the engine's thread computes what the other one has read:
 two threads that compute beside each other take Python's lock from each other with each operator, which takes nearly as
-long again.
+long again. What takes long, the thread always computes: a sequence may come at any time.
 """
 
 import threading
@@ -87,19 +87,28 @@ class ExpectedResults:
         self._base = base
         self._in_integers = layout.dtype is torch.int8
         self._rounding = max(ROUNDING[dtype], INT8_ROUNDING if self._in_integers else 0.0)
-        self.thread_computes = True
-        """Whether the thread computes what it has read, and not who takes it"""
-        self._found: deque[Expected | Compute | BaseException] = deque()
+        self._thread_computes = True
+        self._read: deque[Compute] = deque()
+        self._found: deque[Expected | BaseException] = deque()
         self._changes = threading.Condition()
         self._given_up = False
         THREADS.run(self._run)
 
-    def take(self, wait_seconds: float = 0.0) -> Expected | None:
-        """Of the next linears; None if it is not there yet. Raises the error of the thread."""
+    def let_thread_compute(self, *, computes: bool) -> None:
+        """Whether the thread computes what it has read, and not who takes it"""
         with self._changes:
-            if not self._changes.wait_for(lambda: self._found, wait_seconds):
+            if computes != self._thread_computes:
+                self._thread_computes = computes
+                self._changes.notify()
+
+    def take(self, wait_seconds: float = 0.0) -> Expected | None:
+        """Of any linears that were not taken yet; None if nothing is there yet. Raises the error of the thread."""
+        with self._changes:
+            if not self._changes.wait_for(
+                lambda: self._found or (self._read and not self._thread_computes), wait_seconds
+            ):
                 return None
-            found = self._found.popleft()
+            found = self._found.popleft() if self._found else self._read.popleft()
             self._changes.notify()
         if isinstance(found, BaseException):
             raise found
@@ -114,20 +123,39 @@ class ExpectedResults:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                for compute in self._all():
-                    if not self._put(compute() if self.thread_computes else compute):
-                        break
+                for read in self._all():
+                    if not self._put(read):
+                        return
+                self._compute_until(lambda: not self._read)
         except BaseException as error:  # `take` raises it on the engine's thread
-            self._put(error)
+            with self._changes:
+                self._found.append(error)
+                self._changes.notify()
 
-    def _put(self, found: Expected | Compute | BaseException) -> bool:
+    def _put(self, read: Expected | Compute) -> bool:
+        """False: given up"""
         with self._changes:
-            self._changes.wait_for(lambda: self._given_up or len(self._found) < MAX_AHEAD)
-            self._found.append(found)
+            if isinstance(read, Expected):
+                self._found.append(read)
+            else:
+                self._read.append(read)
             self._changes.notify()
-            return not self._given_up
+        return self._compute_until(lambda: len(self._found) + len(self._read) < MAX_AHEAD)
 
-    def _all(self) -> Iterator[Compute]:
+    def _compute_until(self, done: Callable[[], bool]) -> bool:
+        """Compute what has been read, as long as that is for the thread to do. False: given up"""
+        while True:
+            with self._changes:
+                self._changes.wait_for(lambda: self._given_up or done() or (self._thread_computes and bool(self._read)))
+                if self._given_up or not (self._thread_computes and self._read):
+                    return not self._given_up
+                compute = self._read.popleft()
+            found = compute()
+            with self._changes:
+                self._found.append(found)
+                self._changes.notify()
+
+    def _all(self) -> Iterator[Expected | Compute]:
         try:
             linears = {linear.module: linear for linear in self._adapter.linears}
         except (OSError, ValueError) as error:
@@ -149,12 +177,14 @@ class ExpectedResults:
         with WeightReader(self._adapter) as matrices:
             for (inputs, outputs, *_), of_shape in alike.items():
                 rank = of_shape[0].a.shape[0] if of_shape[0].a is not None else 1
-                most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // (8 * rank * (inputs + outputs))))
+                size = 8 * rank * (inputs + outputs)
+                most = max(1, min(MAX_AT_ONCE, MAX_BYTES_AT_ONCE // size))
                 for first in range(0, len(of_shape), most):
                     some = of_shape[first : first + most]
                     a, b = self._matrices(some, matrices, inputs, outputs)
                     scales = self._all_scales(some, matrices, a, b) if some[0].scales else None
-                    yield partial(self._changed, some, a, b, scales)
+                    compute = partial(self._changed, some, a, b, scales)
+                    yield compute if size * len(some) <= MAX_BYTES_AT_ONCE else compute()
 
     def _unchanged(self, names: tuple[str, ...], inputs: int, outputs: int) -> Expected:
         rows, own = self._rows(inputs, outputs)

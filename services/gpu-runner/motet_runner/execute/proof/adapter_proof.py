@@ -195,7 +195,7 @@ class AdapterProof:
         it."""
         prover, expected = self._prover, self._expected
         if expected is not None:
-            expected.thread_computes = not wait_seconds
+            expected.let_thread_compute(computes=not wait_seconds)
         if expected is not None and self._effect is None:
             # Before the linears: meanwhile the thread reads what is expected of them.
             self.parts += 1
