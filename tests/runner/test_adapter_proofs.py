@@ -570,6 +570,21 @@ def test_a_file_that_changed_after_its_load_fails_the_proof_as_a_load(
     assert ended.found.code == "adapter_fetch_failed"
 
 
+def test_a_file_that_changes_during_the_proof_is_not_the_engines_fault(
+    llama: Path, plain: Path, tmp_path: Path, monkeypatch
+) -> None:
+    folder, read = shutil.copytree(plain, tmp_path / "changed"), vars(ExpectedResults)["_matrices"]
+
+    def changes(self: ExpectedResults, *of):
+        (folder / "adapter_model.safetensors").touch()
+        a, b = read(self, *of)
+        return a, 3 * b
+
+    monkeypatch.setattr(ExpectedResults, "_matrices", changes)
+    (ended,) = prove(proving_engine(llama), A, folder).of(ProofEnded)
+    assert ended.found.code == "adapter_fetch_failed"
+
+
 def test_a_proof_for_which_a_disk_never_answers_is_given_up_and_says_so(llama: Path, plain: Path, monkeypatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(ExpectedResults, "_all", lambda _: iter([answers.wait(60)][:0]))

@@ -174,7 +174,8 @@ class ExpectedResults:
             for first in range(0, len(modules), MAX_AT_ONCE):
                 names = tuple(modules[first : first + MAX_AT_ONCE])
                 yield partial(self._unchanged, names, inputs, outputs)
-        with WeightReader(self._adapter) as matrices:
+        last: Expected | Compute | None = None
+        with WeightReader(self._adapter) as matrices:  # the last one only once the file is known to be the same still
             for (inputs, outputs, *_), of_shape in alike.items():
                 rank = of_shape[0].a.shape[0] if of_shape[0].a is not None else 1
                 size = 8 * rank * (inputs + outputs)
@@ -183,8 +184,12 @@ class ExpectedResults:
                     some = of_shape[first : first + most]
                     a, b = self._matrices(some, matrices, inputs, outputs)
                     scales = self._all_scales(some, matrices, a, b) if some[0].scales else None
+                    if last is not None:
+                        yield last
                     compute = partial(self._changed, some, a, b, scales)
-                    yield compute if size * len(some) <= MAX_BYTES_AT_ONCE else compute()
+                    last = compute if size * len(some) <= MAX_BYTES_AT_ONCE else compute()
+        if last is not None:
+            yield last
 
     def _unchanged(self, names: tuple[str, ...], inputs: int, outputs: int) -> Expected:
         rows, own = self._rows(inputs, outputs)
