@@ -86,6 +86,10 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
         (500, {"message": "broken"}, Unreachable, "500: broken"),
         (503, b"<html>", Unreachable, "503: <html>"),
         (401, {"message": "Unauthorized"}, Unreachable, "401"),
+        # A proxy in between says so of its own page, or of an answer that it has cut off.
+        (200, b"<html>maintenance", Unreachable, "200 without an object: <html>maintenance"),
+        (200, b"[]", Unreachable, "200 without an object"),
+        (201, b"", Unreachable, "201 without an object"),
     ],
 )
 async def test_each_http_status_becomes_its_error(

@@ -122,7 +122,9 @@ class Api:
             query["fieldSelector"] = fields
         while True:
             answer = await self._request("list", kind, "GET", kind.path(namespace), query, namespace=namespace)
-            for item in answer.get("items") or ():
+            if "items" not in answer:
+                raise Unreachable(f"the API server's answer is no list of {kind.resource}")
+            for item in answer["items"] or ():
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.name)
                 items.append(item)

@@ -153,13 +153,17 @@ class ApiConnection:
         )
         async with response.response:
             data = await response.read()
+        status = int(response.status)
         try:
-            parsed = orjson.loads(data) if data else {}
+            parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
-            parsed = {"message": data[:200].decode(errors="replace")}
-        return ApiResponse(
-            int(response.status), parsed if isinstance(parsed, dict) else {}, response.headers.get("Retry-After") or ""
-        )
+            parsed = None
+        if not isinstance(parsed, dict):
+            said = data[:200].decode(errors="replace")
+            if status < 300:  # a page of a proxy, say: taken for a list, it would say that nothing exists
+                raise Unreachable(f"the API server answers {status} without an object: {said}")
+            parsed = {"message": said}
+        return ApiResponse(status, parsed, response.headers.get("Retry-After") or "")
 
     async def _connected(self, configuration: "Configuration") -> "RESTClientObject":
         from kubernetes.aio.client.rest import RESTClientObject
