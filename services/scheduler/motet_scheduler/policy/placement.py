@@ -21,11 +21,11 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
 from motet_scheduler.policy.waiting_reasons import PASSING, explain
 
-PLACED_AT_ONCE = 16
+PLACED_AT_ONCE = 12
 """In one event, of all groups: when a scheduler has started, or runners get more pages, thousands may fit at once.
 Placing all of them would delay everything else, so `TryMore` goes on."""
 
-SEARCHED_AT_ONCE = 64
+SEARCHED_AT_ONCE = 48
 """Runners, again for each placement: one event looks for those that fit on this number, and then it places no more.
 With tens of thousands of heads one look takes up to 0.1 ms."""
 
