@@ -8,11 +8,16 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
+from testbed.interpreter import leave_out_what_nobody_reads
+
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not interpreted:
     collect_ignore_glob = ["test_*.py"]
 elif not interpreted:
     collect_ignore_glob = ["test_lora_loads.py"]  # only the interpreter shows each load
+
+if interpreted:
+    leave_out_what_nobody_reads()
 
 
 @pytest.fixture(autouse=interpreted)
