@@ -2,10 +2,12 @@
 
 import gzip
 
+import httpx2
 import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.sources.hub_repository import _limit_body
 from tests.support.in_process_runner import write_adapter
 from tests.support.source_servers import BrokenConnection, EndlessBody, ErrorStatus
 
@@ -97,6 +99,30 @@ async def test_an_endless_listing_of_a_hub_does_not_fill_the_memory(hub, fetch_s
         await fetch_setup.fetch("hf://org/pirate")
     assert failed.value.reason == "TooLarge"
     assert hub.sent < 64 << 20
+
+
+def test_an_endless_redirect_of_a_hub_does_not_fill_the_memory():
+    """The client reads what a redirect sends before it follows it."""
+    sent = []
+
+    def body():
+        for _ in range(64):
+            sent.append(1)
+            yield bytes(1 << 20)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/file":
+            return httpx2.Response(200)
+        return httpx2.Response(302, headers={"location": "/file"}, content=body())
+
+    client = httpx2.Client(transport=httpx2.MockTransport(answer), follow_redirects=True)
+    client.event_hooks = {"response": [_limit_body]}
+    with (
+        pytest.raises(AdapterFetchFailed, match="more than 16777216 bytes"),
+        client.stream("GET", "https://hub.test/org/pirate/resolve/main/adapter_config.json"),
+    ):
+        pass
+    assert len(sent) < 20
 
 
 async def test_a_compressed_listing_of_a_hub_is_refused(hub, fetch_setup, adapter):

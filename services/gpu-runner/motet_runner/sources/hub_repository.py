@@ -14,8 +14,8 @@ from motet_runner.sources.remote_source import Opening
 from motet_runner.sources.web_requests import explain, refused
 
 MAX_ANSWER_BYTES = 16 << 20
-"""The most bytes of an answer that is held in memory: an error, or a listing (of up to 50,000 files). Files are written
-to disk as they come."""
+"""The most bytes of an answer that is held in memory: an error, a redirect, or a listing (of up to 50,000 files).
+Files are written to disk as they come."""
 
 
 class HubRepository:
@@ -115,7 +115,7 @@ def _limit_body(response: httpx2.Response) -> None:
     """Called once the headers have come, before anything reads the body."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise forbidden("The hub sends compressed data, although Motet asked for plain data.")
-    in_memory = response.status_code >= 400 or "/api/models/" in response.request.url.path
+    in_memory = response.status_code >= 300 or "/api/models/" in response.request.url.path
     if in_memory and isinstance(response.stream, httpx2.SyncByteStream):
         response.stream = _LimitedStream(response.stream)
 
@@ -130,7 +130,8 @@ class _LimitedStream(httpx2.SyncByteStream):
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
                 raise too_large(
-                    f"The hub sent a listing or an error of more than {MAX_ANSWER_BYTES} bytes, which is the limit."
+                    f"The hub sent a listing, a redirect or an error of more than {MAX_ANSWER_BYTES} bytes, which is "
+                    "the limit."
                 )
             yield chunk
 
