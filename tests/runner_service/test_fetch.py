@@ -2,18 +2,21 @@
 
 import asyncio
 import errno
+import importlib.util
 import os
 import resource
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from motet.digest import adapter_digest
+from motet.digest import ContentDigest, adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import cache as cache_module
 from motet_runner.adapters.cache import MAX_ORIGINS, DiskCache
+from motet_runner.adapters.folder_fetch import _move_files
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.sources.partial_fetch import key_of
@@ -250,6 +253,32 @@ async def test_a_leased_folder_is_not_removed(tmp_path, cache):
     assert cache.evict(fetched.digest, fetched)
     with pytest.raises(FileNotFoundError):
         FolderLease(fetched.folder)
+
+
+def test_runners_whose_processes_have_the_same_number_share_a_cache(tmp_path):
+    """As in containers. Each has a module of its own here."""
+
+    def of_one_more() -> DiskCache:
+        spec = importlib.util.spec_from_file_location("motet_runner.adapters.cache", cache_module.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+
+    def copy(source: Path, target: Path, content: ContentDigest) -> None:
+        _move_files(shutil.copytree(source, tmp_path / f"fetched-{source.name}"), target, content)
+
+    a, b = (write_adapter(tmp_path / name, seed=seed) for seed, name in enumerate("ab", 1))
+    one, two = of_one_more(), of_one_more()
+    of_two = []
+
+    def fill(target: Path, content: ContentDigest) -> None:
+        of_two.append(two.store(partial(copy, b), FetchRequest(source=b.as_uri()), "b", 1))
+        assert two.contents(room=1 << 40).unfinished == 0
+        copy(a, target, content)
+        assert two.contents(room=1 << 40).unfinished > 0, "what the other one fetches takes room"
+
+    held = one.store(fill, FetchRequest(source=a.as_uri()), "a", 1)
+    assert [held.digest, of_two[0].digest] == [adapter_digest(a), adapter_digest(b)]
 
 
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):

@@ -12,6 +12,7 @@ All calls block: make them in a thread. A disk that is read-only, or full, still
 import errno
 import itertools
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -54,6 +55,8 @@ again."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
+_process = secrets.token_hex(8)
+"""In containers, the processes of two runners may have the same number."""
 _counter = itertools.count()
 Fill = Callable[[Path, ContentDigest], None]
 
@@ -144,7 +147,7 @@ class DiskCache:
         adapters = [name for name in names if not name.startswith(".")]
         if room == inf:
             return CacheContents() if len(names) <= capacity else CacheContents(self._by_last_use(adapters))
-        own = f".fetch-{os.getpid()}-"
+        own = f".fetch-{_process}-"
         others = (name for name in names if name.startswith(".") and not name.startswith(own))
         unfinished = sum(_bytes_of(self.folder / name) for name in others)
         now = time.monotonic()
@@ -296,7 +299,7 @@ class DiskCache:
 
     def _keep(self, folder: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
-            draft = folder / f".{name}-{os.getpid()}-{next(_counter)}"
+            draft = folder / f".{name}-{_process}-{next(_counter)}"
             try:
                 draft.write_bytes(content)
                 draft.chmod(0o644)
@@ -367,7 +370,7 @@ class DiskCache:
         """A folder to fill, and its lease. A starting runner removes unlocked folders. If it removes this folder before
         the folder is locked, try again."""
         while True:
-            folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
+            folder = self.folder / f".fetch-{_process}-{next(_counter)}"
             folder.mkdir(mode=0o755, parents=True)
             try:
                 return folder, FolderLease(folder)
@@ -395,7 +398,7 @@ class DiskCache:
 
     def _discard(self, path: Path) -> None:
         """Rename a folder, so that nobody finds it half-removed, and remove it."""
-        trash = path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
+        trash = path.with_name(f".trash-{_process}-{next(_counter)}")
         with suppress(FileNotFoundError):
             path.rename(trash)
         _remove(trash)
