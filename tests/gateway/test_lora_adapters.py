@@ -181,10 +181,11 @@ def test_no_path_makes_another_command_of_the_recipe() -> None:
         ({}, "lora_name", "this field is required"),
         ({"lora_name": "desk"}, "lora_path", "this field is required"),
         ({"lora_name": ""}, "lora_name", ""),
-        ({"lora_name": "My_LoRA"}, "lora_name", "can't be the name of an adapter here; use at most 253 lower-case"),
+        ({"lora_name": "My_LoRA"}, "lora_name", "can't be the name of an adapter here; use at most 63 lower-case"),
         ({"lora_name": "--help"}, "lora_name", "can't be the name"),
         ({"lora_name": "a/b/c"}, "lora_name", "can't be the name"),
-        ({"lora_name": "a" * 254}, "lora_name", "can't be the name"),
+        ({"lora_name": "a" * 64}, "lora_name", "can't be the name"),
+        ({"lora_name": "desk.v2"}, "lora_name", "can't be the name"),
         ({"lora_name": "tiny"}, "lora_name", "is the name of a base model"),
         ({"lora_name": "legal"}, "lora_name", "The lora adapter 'legal' has already been loaded. If you want to load"),
         (

@@ -18,7 +18,7 @@ LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MAX_BODY_BYTES = 64 * 1024
 MAX_PATH_CHARACTERS = 4096
 
-_NAME = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)")
+_NAME = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*")
 
 LoraName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)]
@@ -28,7 +28,7 @@ class LoadLoraBody(DescribedModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     lora_name: LoraName
-    """The name that clients ask for: lower-case letters, digits, `-` and `.`, as in names of Kubernetes' objects."""
+    """The name that clients ask for: at most 63 lower-case letters, digits and `-`, as in a LoRAAdapter's name."""
     lora_path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARACTERS)]
     """The folder with its files, as PEFT saves it, below one of MOTET_GATEWAY_ADAPTER_FOLDERS. A relative one is below
     the first of these."""
@@ -60,8 +60,8 @@ def own_name(said: str, caller: Caller) -> ObjectName:
     if found is None:
         raise wrong(
             "lora_name",
-            f"{said[:100]!r} can't be the name of an adapter here; use at most 253 lower-case letters, digits, '-' and "
-            "'.', with a letter or a digit at both ends",
+            f"{said[:100]!r} can't be the name of an adapter here; use at most 63 lower-case letters, digits and '-', "
+            "with a letter or a digit at both ends",
         )
     namespace = found[1] or caller.tenant
     if namespace != caller.tenant and not caller.sees_all:
