@@ -3,6 +3,7 @@
 An unchanged object gives the same Python object as in the last round, so reconcile evaluates only changed ones.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -35,6 +36,9 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 DRAINING = f"{GROUP}/draining-until"
 DRAIN_SECONDS = f"{GROUP}/drain-seconds"
+MAX_DRAIN_SECONDS = 86_400.0
+"""As in a manifest. Others may write the annotation, too."""
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?")
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER = "runner"
@@ -482,7 +486,7 @@ def read_runner_set(deployment: Object) -> ExistingSet:
         revision=revision_of(deployment),
         replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
         base=base_of(_environment_of(deployment)),
-        drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
+        drain_seconds=min(float(seconds), MAX_DRAIN_SECONDS) if _NUMBER.fullmatch(seconds) else 0.0,
         trouble=next(
             (
                 one.get("message") or one.get("reason", "")

@@ -52,6 +52,15 @@ def test_the_variables_of_a_revisions_runners_say_which_base_model_they_load() -
     assert len(set(bases)) == len(models)
 
 
+@pytest.mark.parametrize(
+    ("said", "read"), [("30", 30.0), ("0.5", 0.5), ("9" * 400, 86_400.0), ("\N{SUPERSCRIPT TWO}", 0.0), ("soon", 0.0)]
+)
+def test_a_drain_that_somebody_has_annotated_is_no_longer_than_a_manifest_may_say(said: str, read: float) -> None:
+    document = made()
+    document["metadata"]["annotations"]["motet.dev/drain-seconds"] = said
+    assert read_runner_set(document).drain_seconds == read
+
+
 def test_every_child_carries_the_labels_by_which_people_and_tools_find_it() -> None:
     document = made(group="shared")
     for labels in (document["metadata"]["labels"], document["spec"]["template"]["metadata"]["labels"]):
