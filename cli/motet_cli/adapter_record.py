@@ -9,7 +9,7 @@ from motet.digest import RECORD_FILE, adapter_digest
 from motet.errors import SetupError
 from motet_cli.adapter_bases import base_named
 from motet_cli.adapter_check import adapter_folder_named
-from motet_cli.folders import readable
+from motet_cli.folders import expanded, readable
 
 MAX_PROMPTS_BYTES = 1 << 20
 
@@ -42,7 +42,7 @@ def _known(dtype: str) -> str:
 
 def _lines(file: Path) -> list[str]:
     """One prompt per line"""
-    with readable(file), file.expanduser().open("rb") as opened:
+    with readable(file), expanded(file).open("rb") as opened:
         raw = opened.read(MAX_PROMPTS_BYTES + 1)
     try:
         text = raw.decode()

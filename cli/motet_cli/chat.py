@@ -48,9 +48,7 @@ class Conversation:
 
 
 def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: Conversation) -> int:
-    base = (url or url_of(data_dir)).rstrip("/").removesuffix("/v1")
-    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
+    with client_of(url or url_of(data_dir)) as client:
         try:
             conversation.model = conversation.model or _first_model(client)
             if message is not None:
@@ -60,8 +58,20 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: 
         except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
             return 1
-        except httpx.TransportError as error:
-            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+
+
+@contextmanager
+def client_of(url: str) -> Iterator[httpx.Client]:
+    """Asks the gateway at this URL. SetupError if it is none, or if nobody answers there."""
+    base = url.rstrip("/").removesuffix("/v1")
+    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+    try:
+        with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
+            yield client
+    except httpx.InvalidURL as error:
+        raise SetupError(f"--url {base!r} is not a URL ({error}). Write it as http://HOST:PORT.") from error
+    except httpx.HTTPError as error:
+        raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
 
 
 def credential() -> dict[str, str]:
@@ -143,6 +153,8 @@ def _command(client: httpx.Client, conversation: Conversation, line: str) -> boo
 
 
 def _send(client: httpx.Client, conversation: Conversation, text: str) -> None:
+    if not _is_utf8(conversation.model + text):
+        raise GatewayRefused("the message, or the model's name, is not UTF-8 and was not sent. Write it in UTF-8.")
     conversation.messages.append({"role": "user", "content": text})
     answer = ""
     try:
@@ -159,6 +171,15 @@ def _send(client: httpx.Client, conversation: Conversation, text: str) -> None:
             conversation.messages.append({"role": "assistant", "content": answer})
         else:
             conversation.messages.pop()
+
+
+def _is_utf8(text: str) -> bool:
+    """Arguments and lines of a pipe need not be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:

@@ -7,12 +7,17 @@ from pathlib import Path
 from motet.errors import SetupError
 
 
-def folder_named(path: Path | str) -> Path | None:
-    """None: there is no such folder. Raises SetupError if nothing can tell."""
+def expanded(path: Path | str) -> Path:
+    """`~` and `~user` are folders of the machine's users."""
     try:
-        folder = Path(path).expanduser()
+        return Path(path).expanduser()
     except RuntimeError as error:
         raise SetupError(f"{path} can't be read: {error}") from error
+
+
+def folder_named(path: Path | str) -> Path | None:
+    """None: there is no such folder. Raises SetupError if nothing can tell."""
+    folder = expanded(path)
     with readable(folder):
         return folder if folder.is_dir() else None
 

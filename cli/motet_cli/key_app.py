@@ -21,8 +21,8 @@ Scopes = Annotated[
     str,
     typer.Option(
         "--scopes",
-        help="Separated by commas: user (call models), admin (no use yet), "
-        "monitor (read /metrics, with the figures of all tenants).",
+        help="Separated by commas: user (call models), admin (load and unload the tenant's adapters over HTTP, on a "
+        "local stack), monitor (read /metrics, with the figures of all tenants).",
     ),
 ]
 Expires = Annotated[

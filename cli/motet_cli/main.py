@@ -1,5 +1,6 @@
 """`motet`: the command line. Each command has its own module. This module declares them and prints their errors."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ with without_collections():
     from motet.service_main import SETUP_FAILED
     from motet_cli import adapter_app, engine_app, key_app, plan_app, predict_app, profile_app, workload_app
     from motet_cli.options import DataDir
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="motet",
@@ -163,8 +166,19 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: drop the rest
+        _drop_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        _drop_output()
+        _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}. Free some space.")
+        sys.exit(SETUP_FAILED)
+
+
+def _drop_output() -> None:
+    """What could not be written would fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str) -> None:

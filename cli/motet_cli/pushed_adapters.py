@@ -229,7 +229,7 @@ def name_of(namespace: str, name: str, *, given_as: str, namespace_as: str = "--
     metadata = {"name": name, "namespace": namespace}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": "LoRAAdapter", "metadata": metadata})
     for problem in read_text(text).problems:
-        if problem.field.startswith("metadata."):
+        if problem.field.startswith("metadata.") or not problem.field:  # without one, it is no text
             option = namespace_as if problem.field == "metadata.namespace" else given_as
             raise SetupError(f"{option}: {problem.message}")
     return ObjectName(namespace, name)

@@ -23,6 +23,7 @@ from motet.resources import ServingPool, files_of, read_all
 from motet.service_main import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
+from motet_cli.folders import expanded, readable
 from motet_cli.log_file import log_to
 from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, read_records, read_status
 from motet_cli.settings import Settings
@@ -103,9 +104,10 @@ def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
         bundled_manifests.copy_to(layout.manifests)
         folder = layout.manifests
     else:
-        folder = options.manifests.expanduser().absolute()
-        if not folder.exists():
-            raise ManifestError(f"{folder} does not exist. Give -f a folder of manifests.")
+        folder = expanded(options.manifests).absolute()
+        with readable(folder):
+            if not folder.exists():
+                raise ManifestError(f"{folder} does not exist. Give -f a folder of manifests.")
     try:
         files = files_of(folder)
     except OSError as error:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2 as httpx
 import orjson
 import typer
 
 from motet.errors import NotFound, SetupError
-from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
+from motet.json_object import json_object
+from motet_cli.chat import NO_GATEWAY, client_of, message_of, url_of
 from motet_cli.printer import Printer, visible
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ WAITS = ("waits", "held", "parked")
 
 
 def why(data_dir: Path, request: str, *, url: str | None, as_json: bool) -> int:
-    document = _asked((url or url_of(data_dir)).rstrip("/").removesuffix("/v1"), request)
+    document = _asked(url or url_of(data_dir), request)
     if as_json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -35,18 +35,16 @@ def why(data_dir: Path, request: str, *, url: str | None, as_json: bool) -> int:
     return 0
 
 
-def _asked(base: str, request: str) -> Json:
-    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
-        try:
-            answer = client.get(f"/motet/requests/{quote(request, safe='')}")
-        except httpx.TransportError as error:
-            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+def _asked(url: str, request: str) -> Json:
+    with client_of(url) as client:
+        answer = client.get(f"/motet/requests/{quote(request, safe='', errors='surrogateescape')}")
     if answer.status_code == HTTPStatus.NOT_FOUND:
         raise NotFound(visible(message_of(answer)))
     if answer.status_code != HTTPStatus.OK:
         raise SetupError(visible(message_of(answer)))
-    document: Json = answer.json()
+    document = json_object(answer.content)
+    if "choices" not in document:
+        raise SetupError(f"the answer cannot be read. {NO_GATEWAY}")
     return document
 
 

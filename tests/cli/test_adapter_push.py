@@ -465,6 +465,7 @@ def test_a_pool_whose_manifest_has_a_problem_goes_on_taking_pushes(stack: Standi
     [
         ({"name": "../desk"}, "--as: "),
         ({"name": "Desk"}, "--as: "),
+        ({"name": "desk\udcff"}, "--as: "),
         ({"name": "desk", "namespace": "a.b"}, "--namespace: "),
         (
             {"name": "desk", "model": "llama"},

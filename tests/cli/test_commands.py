@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from motet.errors import SetupError
 from motet_cli.chat import Conversation, chat
+from motet_cli.why import why
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
 from testbed.machine import lacking
 
@@ -95,6 +97,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/none does not exist. Give -f a folder of manifests." in refused(
         "--data-dir", str(tmp_path / "d"), "-f", str(tmp_path / "none")
     )
+
+
+@pytest.mark.parametrize(("name", "why_not"), [("~nobody-of-that-name/x", "home"), ("/" + "x" * 300, "name too long")])
+def test_a_folder_of_which_nothing_can_tell_is_named(name: str, why_not: str, tmp_path: Path) -> None:
+    said = refused("--data-dir", str(tmp_path / "d"), "-f", name)
+    assert f"{name} can't be read: " in said
+    assert why_not in said
 
 
 def test_what_is_neither_a_folder_nor_a_file_is_named(tmp_path: Path) -> None:
@@ -288,6 +297,64 @@ def test_chat_with_something_else_at_the_url_says_so(
             server.shutdown()
     assert status == 1
     assert "Is a gateway of Motet at this URL? Name one with --url." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["<html>", "[]", "{}", ""])
+def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoGateway, "said", said)
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? Name one with --url\."):
+                why(Path("nowhere"), "x", url=f"http://127.0.0.1:{server.server_port}", as_json=False)
+        finally:
+            server.shutdown()
+
+
+class Garbled(Listing):
+    """Says that its answers are compressed, which they are not."""
+
+    def end_headers(self) -> None:
+        self.send_header("content-encoding", "gzip")
+        super().end_headers()
+
+
+@pytest.mark.parametrize("command", [("why", "x"), ("chat", "-m", "hello"), ("chat", "any", "-m", "hello")])
+def test_an_answer_that_is_not_what_its_headers_say_is_none(command: tuple[str, ...]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Garbled) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            done = motet(*command, "--url", url)
+        finally:
+            server.shutdown()
+    assert done.returncode == 2
+    assert f"no answer from {url}" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("why", "x"), ("chat", "any", "-m", "hello")])
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])
+def test_what_is_no_url_is_named_by_its_option(command: tuple[str, ...], url: str) -> None:
+    done = motet(*command, "--url", url)
+    assert done.returncode == 2
+    assert f"--url '{url}' is not a URL" in done.stderr
+
+
+def test_text_that_is_not_utf8_is_not_sent() -> None:
+    nowhere, text = ("--url", "http://127.0.0.1:1"), os.fsdecode(b"a\xff")
+    for command in (("any", "-m", text), (text, "-m", "hello")):
+        done = motet("chat", *command, *nowhere)
+        assert done.returncode == 1
+        assert "is not UTF-8 and was not sent" in done.stderr
+    assert "no answer from" in motet("why", text, *nowhere).stderr
+
+
+def test_output_that_finds_no_space_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*MOTET, "status", "--json", "--data-dir", str(tmp_path)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    said = "motet: cannot write the output: No space left on device. Free some space.\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_chat_refuses_a_temperature_that_no_gateway_takes() -> None:
