@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,26 @@ def test_changes_replace_add_and_remove_adapters_and_keep_the_order_of_the_other
     assert now.resolve("a/z", Caller("", sees_all=True)).group.served_name == "tiny-2b"
     with pytest.raises(InvalidRequest, match=r"changes of catalog \(3, 7\), but this gateway has \(4, 8\)"):
         now.changed(changes)
+
+
+def test_of_changes_that_come_one_by_one_each_looks_at_no_other_adapter() -> None:
+    looks = []
+
+    class Looked:
+        def __init__(self, name: str) -> None:
+            self._ref = common_pb2.AdapterRef(namespace="a", name=name)
+
+        @property
+        def ref(self) -> common_pb2.AdapterRef:
+            looks.append(self._ref.name)
+            return self._ref
+
+    catalog = Catalog(adapters=cast("tuple[scheduler_pb2.CatalogAdapter, ...]", (Looked("x"), Looked("y"))))
+    for number in range(1, 4):
+        changes = scheduler_pb2.CatalogChanges(before=number - 1, revision=number, adapters=[adapter("b", f"{number}")])
+        catalog = catalog.changed(changes)
+    assert len(catalog.adapters) == 5
+    assert sorted(looks) == ["x", "x", "y", "y"]  # the namespace and the name, once
 
 
 def test_before_the_first_catalog_no_model_counts_as_missing() -> None:

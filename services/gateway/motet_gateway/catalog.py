@@ -152,12 +152,17 @@ class Catalog:
             raise InvalidRequest(
                 f"these are changes of catalog {before}, but this gateway has {self.revision}", param="before"
             )
-        adapters = {(one.ref.namespace, one.ref.name): one for one in (*self.adapters, *changes.adapters)}
+        by_manifest = self._by_manifest | _by_manifest(changes.adapters)
         for ref in changes.removed:
-            adapters.pop((ref.namespace, ref.name), None)
-        return Catalog(
-            tuple(changes.groups), tuple(adapters.values()), self.namespaces, (changes.term, changes.revision)
-        )
+            by_manifest.pop((ref.namespace, ref.name), None)
+        adapters = tuple(by_manifest.values())
+        catalog = Catalog(tuple(changes.groups), adapters, self.namespaces, (changes.term, changes.revision))
+        vars(catalog)["_by_manifest"] = by_manifest  # thousands may change one by one: no change looks at the others
+        return catalog
+
+    @cached_property
+    def _by_manifest(self) -> dict[tuple[str, str], scheduler_pb2.CatalogAdapter]:
+        return _by_manifest(self.adapters)
 
     @cached_property
     def _group(self) -> dict[str, scheduler_pb2.CatalogGroup]:
@@ -326,6 +331,12 @@ def _pool_names(group: scheduler_pb2.CatalogGroup) -> Iterable[str]:
 
 def _short_pool_names(group: scheduler_pb2.CatalogGroup) -> list[str]:
     return [name.rpartition("/")[2] for name in _pool_names(group)]
+
+
+def _by_manifest(
+    adapters: Iterable[scheduler_pb2.CatalogAdapter],
+) -> dict[tuple[str, str], scheduler_pb2.CatalogAdapter]:
+    return {(one.ref.namespace, one.ref.name): one for one in adapters}
 
 
 def _shared_with(target: Target) -> Iterable[str]:
