@@ -59,6 +59,18 @@ def test_a_tick_looks_at_a_bounded_number_of_flows(monkeypatch):
     assert looked == [*range(1, 10)], "one more look was for the last flows"
 
 
+def test_who_leaves_while_it_is_found_out_who_is_the_first_counts_in_no_position(monkeypatch):
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
+    driver, looked = many_wait(1 + 12 * FLOWS_AT_ONCE), []
+    monkeypatch.setattr(
+        placement.Positions, "report", lambda _self, request, position: looked.append((position, request.id))
+    )
+    driver.wait(1.0)
+    driver.cancel("1")
+    driver.wait(0.1)
+    assert looked == [(number, f"{number + 1}") for number in range(1, 9)]
+
+
 def test_no_tick_tells_many_positions_and_asks_how_many_runners_are_needed(monkeypatch):
     monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
     driver = many_wait(17)

@@ -241,14 +241,6 @@ class Placer:
         state.note_event(request, Happening.PLACED, runner.instance, request.epoch, promise.pages, because)
 
 
-def _places(line: Iterable[Request | None]) -> Iterator[tuple[int, Request | None]]:
-    """Those of a line with their positions. None counts for no request."""
-    position = 0
-    for request in line:
-        position += request is not None
-        yield position, request
-
-
 def _to_compute(request: Request, runner: Runner) -> int:
     """Tokens, before the next one of its answer."""
     cached = runner.cached_tokens(request.prefix_hints)
@@ -274,7 +266,7 @@ class Positions:
             self._round_at = now + config.positions_every
             queues = map(Queue.in_order, self._state.queues.values())
             lines: list[Iterable[Request | None]] = [*queues, *self._state.quotas.lines]
-            self.left = chain.from_iterable(map(_places, lines))
+            self.left = chain.from_iterable(map(self._places, lines))
             looked += self._look(LOOKED_AT_ONCE - looked)
         self._next_at = now + config.look_again if looked == LOOKED_AT_ONCE else self._round_at
         if looked == LOOKED_AT_ONCE:
@@ -288,9 +280,17 @@ class Positions:
         looked = 0
         for position, request in islice(self.left, most):
             looked += 1
-            if request is not None and request.waiting and self._state.requests.get(request.id) is request:
+            if request is not None:
                 self.report(request, position)
         return looked
+
+    def _places(self, line: Iterable[Request | None]) -> Iterator[tuple[int, Request | None]]:
+        """Those of a line that still wait, with their positions. None for one that has left: it counts no more."""
+        position = 0
+        for request in line:
+            waits = request is not None and request.waiting and self._state.requests.get(request.id) is request
+            position += waits
+            yield position, request if waits else None
 
     def report(self, request: Request, position: int) -> None:
         if request.forgotten:
