@@ -8,7 +8,7 @@ import pytest
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import class_queue, effects, expected_order, ordered_heads, placement, waiting_heads
-from motet_scheduler.policy.class_queue import COST_OF_TRY, MAX_COUNTED, MAX_LOOKED
+from motet_scheduler.policy.class_queue import COST_OF_TRY, MAX_COUNTED, MAX_LOOKED, ClassQueue
 from motet_scheduler.policy.limit_changes import MAX_COST
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
@@ -406,6 +406,17 @@ def test_heads_that_were_passed_as_often_as_allowed_are_not_looked_at_again():
         assert found == first
 
 
+def test_of_heads_that_are_all_overdue_only_those_that_count_are_looked_at():
+    waiting, heads = WaitingRequests(), OrderedHeads()
+    for n in range(60):
+        waiting.add(f"{n:02}", adapter=f"default/a{n}")
+        waiting.by_name[f"{n:02}"].passes = 3
+        heads.add(waiting.by_name[f"{n:02}"])
+    share = waiting.by_name["00"].share
+    assert heads.of_tenant(share, most=8, allowed=3) == []
+    assert heads.of_tenants[share].overdue == 8
+
+
 class OneRunner(WaitingRequests):
     """It has pages for any of them, and knows whose turn is first in what waits for it."""
 
@@ -511,6 +522,15 @@ def test_where_many_fit_the_first_are_found_without_a_look_at_the_others():
         sys.setprofile(None)
     assert [head[3].id for head in found] == ["0", "1"]
     assert len(calls) < 100
+
+
+def test_of_adapters_that_nobody_waits_for_no_request_is_looked_for(monkeypatch):
+    """A runner that goes may hold thousands."""
+    waiting, looked = WaitingRequests(), []
+    waiting.add("waits")
+    monkeypatch.setattr(ClassQueue, "with_adapter", lambda _self, digest, _bases: looked.append(digest) or [])
+    waiting.queue.with_adapters([*(f"digest{n}" for n in range(100)), BASE])
+    assert set(looked) == {BASE}
 
 
 def test_that_adapters_come_and_go_leaves_nothing():

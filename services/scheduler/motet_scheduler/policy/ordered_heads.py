@@ -120,7 +120,7 @@ class OrderedHeads:
         if of_tenant is None:
             return ()
         heads, overdue = of_tenant.heads, of_tenant.overdue
-        while overdue < len(heads) and heads[overdue][2].passes >= allowed:
+        while overdue < min(most, len(heads)) and heads[overdue][2].passes >= allowed:
             overdue += 1
         of_tenant.overdue = overdue
         return heads[overdue:most]

@@ -296,8 +296,9 @@ class Queue:
         """Requests that wait and were tried, of the oldest of each flow."""
         return [
             request
-            for class_queue in self.class_queues.values()
             for digest in digests
+            if digest in self.adapters  # mostly not: a runner may hold thousands
+            for class_queue in self.class_queues.values()
             for request in class_queue.with_adapter(digest, self.bases)
         ]
 
