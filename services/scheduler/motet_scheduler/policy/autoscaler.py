@@ -177,7 +177,9 @@ class Autoscaler:
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
             pinned = found[spec.group].pinned
             pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-        for group in {pool.group for pool in self._state.pools.values()}:  # thousands may be in use: no look at each
+        for group in {
+            pool.group for pool in self._state.pools.values()
+        }:  # thousands may be in use: compared in one step
             found[group].in_use = self._state.adapter_uses.keys() & self._state.adapters.served_in(group)
         return found
 

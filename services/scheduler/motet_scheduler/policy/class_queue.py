@@ -18,7 +18,7 @@ from motet_scheduler.policy.rooms import Room
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
 from motet_scheduler.policy.token_costs import TokenCosts
-from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
+from motet_scheduler.policy.waiting_heads import MAX_FEW, Lowest, Waiting
 
 MAX_COUNTED = 32
 """Heads of one tenant that wait for the same, of which it is counted who passes them when the tenant is given more: the
@@ -45,7 +45,7 @@ class ClassQueue:
         self.waiting: defaultdict[WaitsFor, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
         self._narrow = OrderedHeads()
-        """All of these that do not wait for any runner of their base model: adapters with `maxReplicas` may wait for
+        """Of these, those for which not every runner of their base model will do. With `maxReplicas` they may wait for
         thousands of things, and nobody looks at each."""
         self._some_of: dict[SomeOf, None] = {}
         """Of these, what those wait for that only some runners could take: mostly nobody."""
@@ -222,7 +222,8 @@ class ClassQueue:
         same. The last places are for tenants with at most the counter `highest`, and if they are `lacking`, all room
         is. None: they are for no tenant."""
         found: list[Head] = []
-        sources, lowest = 0, dict[Waiting, Iterator[Head]]()
+        sources = 0
+        lowest: Lowest = {}
         for runner, room in rooms.items():
             whole, small, above, _ = room
             if highest == inf:
@@ -247,8 +248,8 @@ class ClassQueue:
         return set(found) if sources > 1 else found
 
     def up_to(self, counter: float, bases: Iterable[str]) -> list[OrderedHeads]:
-        """Those that were tried, in lines: the ones with some of tenants with at most this counter. `bases`: the base
-        models of all."""
+        """Those that were tried, in lines: of these the ones whose first is of a tenant with at most this counter.
+        `bases`: the base models of all that wait."""
         lines = [self.waiting[one].heads for one in bases if one in self.waiting]
         if self._narrow.of:
             lines.append(self._narrow)
