@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from motet.domain import BASE, Digest
 from motet.errors import ParameterUnavailable
 from motet.runner_info import Failure, RequestClass
-from motet_scheduler.policy import class_queue, events, rooms, waiting_heads
+from motet_scheduler.policy import class_queue, events, placement, rooms, waiting_heads
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, entry, pool, ready, who_fits
 
@@ -30,6 +30,10 @@ class NobodyWaits(RuleBasedStateMachine):
         self.few = [
             patch.object(class_queue, "MAX_FEW", 1),
             patch.object(waiting_heads, "MAX_FEW", 1),
+            patch.object(waiting_heads, "LOOKED_FIRST", 1),
+            patch.object(waiting_heads, "MANY", 1),
+            patch.object(placement, "PLACED_AT_ONCE", 2),
+            patch.object(placement, "SEARCHED_AT_ONCE", 2),
             patch.object(rooms, "MAX_WOKEN", 1),
         ]
         for one in self.few:
@@ -117,6 +121,7 @@ class NobodyWaits(RuleBasedStateMachine):
             st.tuples(st.just("limit"), st.integers(0, 3)),
             st.tuples(st.just("overcommit"), st.sampled_from((0.8, 1.0, 1.3))),
             st.tuples(st.just("detach"), st.sampled_from(INSTANCES)),
+            st.tuples(st.just("leave"), st.sampled_from(INSTANCES)),
             st.tuples(st.just("attach"), st.sampled_from(INSTANCES)),
         )
     )
@@ -128,6 +133,10 @@ class NobodyWaits(RuleBasedStateMachine):
                 self.driver.send(events.OvercommitSet(pool().pool, factor))
             case ("detach", name) if (incarnation := self.incarnation(name)) is not None:
                 self.driver.detach(name, incarnation)
+            case ("leave", name) if (incarnation := self.incarnation(name)) is not None:
+                self.driver.detach(name, incarnation)
+                self.driver.wait(self.driver.scheduler.config.forget_runner)
+                assert name not in self.driver.scheduler.runners
             case ("attach", name):
                 self.count += 1
                 how = {"pages": 30, "max_sequences": 6} | self.capacity
