@@ -4,6 +4,7 @@ from motet.domain import Digest, RequestId
 from motet.errors import AdapterUnproved
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.class_queue import ClassQueue
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, ready, reserved, resident
 
 WRONG = Failure.of(AdapterUnproved("Its results are wrong."))
@@ -72,6 +73,17 @@ def test_a_stream_of_a_replaced_revision_is_refused_when_the_last_one_that_holds
     driver.state(adapter(), pools=(pool(replicas=0),))
     leave(driver, "r0")
     assert refusals(driver) == [("a", "model_not_found")]
+
+
+def test_for_what_a_runner_held_no_request_is_looked_for(monkeypatch):
+    """It may hold thousands of adapters."""
+    driver, looked = serving("r0", "r1", resident=resident(PIRATE, Tier.DISK)), []
+    for name in ("a", "b", "waits"):
+        driver.enqueue(name, **ASKS)
+    assert driver.where("waits") == ""
+    monkeypatch.setattr(ClassQueue, "with_adapter", lambda _self, digest, _bases: looked.append(digest) or [])
+    driver.attach("r0", incarnation="2", max_sequences=1)
+    assert (driver.where("waits"), looked) == ("r0", [])
 
 
 def test_who_waits_is_refused_when_only_those_are_left_that_refuse_its_adapter():

@@ -81,6 +81,9 @@ class Queue:
         """How many requests wait for each base model."""
         self.adapters: Counter[Digest] = Counter()
         """How many requests wait for each adapter."""
+        self.replaced: dict[Request, None] = {}
+        """Those that only runners may take that hold their revision. In order, as a set would differ from process to
+        process."""
         self._size = 0
         self.limit_changes = LimitChanges([*self.class_queues.values()])
         self.departures = Departures()
@@ -170,6 +173,8 @@ class Queue:
         self.class_queues[request.request_class].add(request, weight)
         self.bases[request.base] += 1
         self.adapters[request.digest] += 1
+        if request.replaced:
+            self.replaced[request] = None
         self._size += 1
         if request.share is not None and request.share.active == 1:
             self.headroom.shares_changed()  # its tenant has come
@@ -321,6 +326,7 @@ class Queue:
     def note_replaced(self, request: Request) -> None:
         """From now on only runners that hold its revision may take it, and those behind it pass it."""
         self.class_queues[request.request_class].note_replaced(request)
+        self.replaced[request] = None
 
     def reserve(self, overdue: dict[WaitsFor, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
@@ -518,6 +524,7 @@ class Queue:
         self.class_queues[request.request_class].remove(request)
         if request in self.reserved.values():
             self._considered = None
+        self.replaced.pop(request, None)
         self._size -= 1
         self.bases[request.base] -= 1
         if not self.bases[request.base]:

@@ -315,7 +315,6 @@ class RunnerEvents:
 
     def _remove(self, runner: Runner) -> None:
         """It is gone: for the queue too, which may have reserved it."""
-        held = list(runner.adapters.tiers)
         runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.residency.reported(runner, {})
@@ -331,9 +330,8 @@ class RunnerEvents:
         if any(one.capacity is runner.capacity and one.base.digest == runner.base.digest for one in of_group):
             # Others are like it. So only these may have to be refused now, or may go where they might not before.
             refused = dict.fromkeys(chain.from_iterable(one.refused.failures for one in of_group))
-            replaced = [one for one in queue.with_adapters(held) if one.replaced]
             unable = self._lifecycle.unable_in(runner.group)
-            queue.try_again([*replaced, *queue.with_adapters(refused), *queue.not_taken_by(runner), *unable])
+            queue.try_again([*queue.replaced, *queue.with_adapters(refused), *queue.not_taken_by(runner), *unable])
         else:
             queue.try_all_again()
         queue.retry_on(runner)

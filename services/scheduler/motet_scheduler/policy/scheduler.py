@@ -186,6 +186,9 @@ class Scheduler:
             assert queue.adapters == Counter(r.digest for *_, r in queue.unordered()), (
                 "adapters of a queue were miscounted"
             )
+            assert queue.replaced.keys() == {r for *_, r in queue.unordered() if r.replaced}, (
+                "requests of replaced revisions were miscounted"
+            )
             for share in (share for one in queue.class_queues.values() for share in one.shares):
                 assert share.waiting == sum(map(len, share.flows.values())), "requests that wait were miscounted"
             queue.headroom.check()
