@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from motet.domain import BASE, Digest
 from motet.errors import ParameterUnavailable
 from motet.runner_info import Failure, RequestClass
-from motet_scheduler.policy import class_queue, events, placement, rooms, waiting_heads
+from motet_scheduler.policy import class_queue, events, placement, queue, rooms, waiting_heads
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, entry, pool, ready, who_fits
 
@@ -35,6 +35,7 @@ class NobodyWaits(RuleBasedStateMachine):
             patch.object(placement, "PLACED_AT_ONCE", 2),
             patch.object(placement, "SEARCHED_AT_ONCE", 2),
             patch.object(rooms, "MAX_WOKEN", 1),
+            patch.object(queue, "MAX_FREED", 1),
         ]
         for one in self.few:
             one.start()

@@ -9,8 +9,10 @@ from motet.errors import TOO_FEW_PAGES
 from motet.runner_info import Failure, RequestClass, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE, SEARCHED_AT_ONCE
+from motet_scheduler.policy.queue import MAX_FREED
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import GroupName
+from motet_scheduler.policy.waiting_heads import Waiting
 from motet_scheduler.policy.waiting_reasons import REPLACED, explain
 from tests.scheduler.builders import (
     GROUP,
@@ -1152,6 +1154,25 @@ def test_where_many_runners_have_room_one_event_searches_few_of_them():
         placed.append([one.request for one in driver.of(effects.SendPlaced)])
     assert 4 <= max(map(len, placed[:-1])) <= 6
     assert [one for some in placed for one in some] == [f"{n}" for n in range(runners)]
+
+
+def test_where_more_runners_have_room_than_one_event_searches_it_looks_at_no_more(monkeypatch):
+    driver, runners, looked = ready(), 3 * MAX_FREED, []
+    for n in range(runners):
+        driver.attach(f"r{n}", pages=10, max_sequences=2, live=(entry(f"x{n}", 10),))
+    for n in range(runners):
+        driver.enqueue(f"{n}", tenant=f"t{n % 7}")
+    look = Waiting.that_fit_in
+    monkeypatch.setattr(Waiting, "that_fit_in", lambda *one, **how: looked.append(one) or look(*one, **how))
+    driver.send(events.OvercommitSet("default/demo", 2.0))
+    placed, each = [one.request for one in driver.of(effects.SendPlaced)], [len(looked)]
+    while driver.scheduler.more_to_try:
+        looked.clear()
+        driver.send(events.TryMore())
+        placed += [one.request for one in driver.of(effects.SendPlaced)]
+        each.append(len(looked))
+    assert placed == [f"{n}" for n in range(runners)]
+    assert max(each) <= MAX_FREED + SEARCHED_AT_ONCE
 
 
 def test_when_many_of_several_groups_fit_at_once_one_event_places_no_more():

@@ -30,7 +30,7 @@ behind the last of them (`ClassQueue.first_for`).
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from motet.domain import Digest, Tenant
@@ -51,6 +51,11 @@ from motet_scheduler.policy.values import SchedulerConfig
 
 FOUND_AT_ONCE = 2
 """For each runner, of those that fit there: mostly the first of all is placed, and then it is looked again."""
+
+
+MAX_FREED = 48
+"""Of the runners that may have room: on this number requests are tried again at once, and `TryMore` goes on. All of a
+pool may have when the supervisor sets another factor."""
 
 
 class Outcome(Enum):
@@ -289,7 +294,9 @@ class Queue:
         """All that may fit were tried on the runners that have room."""
         if not self._size:
             self.rooms.forget_grown()
-        self.freed.clear()
+            self.freed.clear()
+        for runner in self._first_freed():
+            del self.freed[runner]
         self._behind = bool(self._behind_from) and self.headroom.standing().request_class in self._behind_from
 
     def try_again(self, requests: Collection[Request]) -> None:
@@ -441,7 +448,7 @@ class Queue:
             self.look_at_headroom()
             if self.rooms.grown:
                 self.freed.update(dict.fromkeys(self.rooms.take_grown()))
-            self._with_room = self.rooms.of(self.freed)
+            self._with_room = self.rooms.of(self._first_freed())
         found = self._with_room
         if not (found and self.reserved):
             return found
@@ -454,6 +461,10 @@ class Queue:
                 else:
                     del found[runner]
         return found
+
+    def _first_freed(self) -> list[Runner]:
+        """The same ones until they were `scanned`: what is freed meanwhile comes last."""
+        return list(islice(self.freed, MAX_FREED))
 
     def _others_may_fit(self, request_class: RequestClass) -> bool:
         """Whether those that were tried before what was placed of this class may fit now: that has changed for whom the
