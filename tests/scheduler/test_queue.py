@@ -43,13 +43,13 @@ class WaitingRequests:
         self.runner = Runner(RunnerIdentity(instance="r0", incarnation="1"), "", Capacity(pages=1), 1.0)
         self.runner.base = BaseModel(digest="base")
 
-    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1, adapter=""):
+    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1, adapter="", digest=BASE):
         request = Request(
             id=RequestId(name),
             gateway="g0",
             tenant=Tenant(tenant),
             group=GROUP,
-            digest=BASE,
+            digest=digest,
             base="base",
             request_class=request_class,
             prompt_tokens=tokens,
@@ -522,6 +522,31 @@ def test_where_many_fit_the_first_are_found_without_a_look_at_the_others():
         sys.setprofile(None)
     assert [head[3].id for head in found] == ["0", "1"]
     assert len(calls) < 100
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_where_all_slots_are_in_use_it_is_no_matter_how_many_wait_for_an_adapter_there(others):
+    """Also behind hundreds for other adapters."""
+
+    def looks(of_each):
+        there, calls = OneRunner(), []
+        there.runner = Runner(there.runner.identity, "", Capacity(pages=1000, adapter_slots=8), 1.0)
+        for n in range(8):
+            there.runner.record_promise((f"x{n}", 1), 1, f"digest{n}", 0.0)
+        for n in range(others + 8 * of_each):
+            digest = f"other{n}" if n < others else f"digest{n % 8}"
+            there.wait(f"{n}", 1 + n % 5, age=9999 - n, tenant=f"t{n}", digest=digest)
+        look = partial(there.tried.that_fit, there.runner, 5, 2)
+        look()  # the first one of all files them by what they need
+        sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+        try:
+            found = look()
+        finally:
+            sys.setprofile(None)
+        assert [head[3].id for head in sorted(found)][:2] == [f"{others}", f"{others + 1}"]
+        return len(calls)
+
+    assert looks(240) < 1.1 * looks(60)
 
 
 def test_of_adapters_that_nobody_waits_for_no_request_is_looked_for(monkeypatch):

@@ -26,7 +26,8 @@ MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
 
 LOOKED_FIRST, MANY = 8, 32
-"""Where more than `MANY` fit, this number in the order of their turns is looked at before those that fit are sorted."""
+"""Where more than `MANY` fit, this number in the order of their turns is looked at before those that fit are sorted.
+Those of one adapter are then found by each need, in its order."""
 
 
 Lowest = dict["Waiting", Iterator[Head]]
@@ -147,7 +148,7 @@ class Sizes:
         self, runner: Runner, free: int, examined: int, *, above: int, highest: float, adapters_there: bool
     ) -> Iterator[Head]:
         """The first `examined` of those of `Waiting.that_fit`. `adapters_there`: their adapters take no more pages."""
-        few = between(above, free, self.by_size, MAX_FEW) if adapters_there else None
+        few = between(above, free, self.by_size, MANY) if adapters_there else None
         if few is None:
             heads = self.by_need().in_order(runner, free, above=above, adapters_there=adapters_there)
         else:
@@ -295,6 +296,11 @@ class Waiting:
                     return firsts
         elif few is None:
             few = line.few_of((BASE, *only), above, free)
+            if few is None:
+                of_few = that_fit_of(islice(self.heads, MAX_FEW), runner, above, free, running)
+                firsts = list(islice(of_few, examined))
+                if len(firsts) == examined:  # mostly
+                    return firsts
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
