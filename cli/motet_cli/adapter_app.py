@@ -154,10 +154,11 @@ def push(  # noqa: PLR0917 - typer calls it by name
         )
     if pool is not None or secret is not None:
         raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
+    from motet_cli.adapter_push import error_in_json
     from motet_cli.adapter_push import push as run
 
-    raise typer.Exit(
-        run(
+    with error_in_json(as_json=as_json):
+        status = run(
             data_dir,
             folder,
             name=name,
@@ -167,7 +168,7 @@ def push(  # noqa: PLR0917 - typer calls it by name
             wait_seconds=0.0 if no_wait else wait,
             as_json=as_json,
         )
-    )
+    raise typer.Exit(status)
 
 
 @app.command()

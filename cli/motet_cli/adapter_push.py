@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,19 @@ def push(
     if not as_json:
         _print_outcome(key, outcome, pool, stack, [one for one in warnings if one not in found["warnings"]])
     return outcome.status
+
+
+@contextmanager
+def error_in_json(*, as_json: bool) -> Iterator[None]:
+    """Also what could not be done is on standard output then: its code says whether that is for who asked to correct,
+    or for who runs the stack."""
+    try:
+        yield
+    except SetupError as error:
+        if as_json:
+            document = {"check": None, "pushed": None, "error": {"code": error.code, "message": error.message}}
+            typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        raise
 
 
 def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from motet.errors import SetupError
+from motet.errors import StateDirectoryError
 from motet.processes import ProcessRecords
 from motet.processes.linux import environment_of
 from motet_operator.local.manifest_folder import DeclaredObjects, ManifestFolder
@@ -29,7 +29,7 @@ class LocalStack:
 
 
 def running_stack(data_dir: Path, *, in_a_cluster: str) -> LocalStack:
-    """Raises SetupError if no local stack runs. `in_a_cluster`: what to do there instead."""
+    """Raises StateDirectoryError if no local stack runs. `in_a_cluster`: what to do there instead."""
     layout = StateDirectory.of(data_dir)
     operator = ProcessRecords(layout.operator_records).read().get("operator")
     environment = environment_of(operator.pid) if operator and operator.alive else {}
@@ -37,7 +37,7 @@ def running_stack(data_dir: Path, *, in_a_cluster: str) -> LocalStack:
     if watched is None:
         services = ProcessRecords(layout.service_records).read().values()
         what = "The operator" if any(service.alive for service in services) else "Motet"
-        raise SetupError(
+        raise StateDirectoryError(
             f"{what} is not running (state directory {layout.data}). Start it: motet up --data-dir "
             f"{layout.shell_path}\nIn a cluster: {in_a_cluster}"
         )

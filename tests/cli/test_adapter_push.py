@@ -653,6 +653,17 @@ def test_without_a_stack_the_commands_say_what_a_cluster_needs(tmp_path: Path) -
     assert "In a cluster: kubectl delete lora desk -n acme" in done.stderr
 
 
+def test_with_json_the_code_of_an_error_says_who_can_correct_it(stack: StandingStack, tmp_path: Path) -> None:
+    said = []
+    for data, name in ((tmp_path / "nothing", "desk"), (stack.data, "Desk")):
+        done = motet("adapter", "push", str(PIRATE), "--as", name, "--data-dir", str(data), "--json")
+        assert done.returncode == 2
+        document = json.loads(done.stdout)
+        assert f"motet: {document['error']['message']}\n" in done.stderr
+        said.append((document["check"], document["pushed"], document["error"]["code"]))
+    assert said == [(None, None, "state_directory_unusable"), (None, None, "setup_error")]
+
+
 # -------------------------------------------------------------------------------------------------------- the waiting
 
 

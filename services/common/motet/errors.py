@@ -348,7 +348,8 @@ class ModelFolderError(SetupError):
 
 
 class StateDirectoryError(SetupError):
-    """The state directory is in use, full, or cannot be written. The message names it and says what to do."""
+    """The state directory is in use, full, or cannot be written, or nothing runs with it. The message names it and says
+    what to do."""
 
     mapping = ErrorMapping("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
