@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 from motet.domain import ObjectName
 from motet.keys import KeyScope
@@ -38,6 +39,7 @@ while not os.path.exists(os.path.join(folder, "go")):
     time.sleep(0.01)
 said = json.load(open(os.path.join(folder, sys.argv[1])))
 print(json.dumps(said["document"]))
+sys.stderr.write(said["written"])
 sys.exit(said["exit"])
 """
 
@@ -52,8 +54,9 @@ class Program:
         self.says("rm", {}, 0)
         self.go()
 
-    def says(self, command: str, document: dict[str, Any], status: int | str) -> None:
-        (self.folder / command).write_text(json.dumps({"document": document, "exit": status}))
+    def says(self, command: str, document: dict[str, Any], status: int | str, written: str = "") -> None:
+        said = {"document": document, "exit": status, "written": written}
+        (self.folder / command).write_text(json.dumps(said))
 
     def pushes(
         self, pushed: dict[str, Any] | None, status: int | str = 0, reason: str = "", digest: str = DIGEST
@@ -164,6 +167,20 @@ def test_the_recipe_is_a_valid_manifest(path: str, source: dict[str, Any]) -> No
     assert isinstance(found.resource, LoRAAdapter)
     assert (str(found.resource.object_name), str(found.resource.group)) == ("acme/desk", "motet-pools/demo")
     assert found.resource.spec.source.model_dump(exclude_none=True, exclude_defaults=True) == source
+
+
+@pytest.mark.parametrize("name", ["123", "on", "null", "1e3", "0x1"])
+def test_a_name_of_the_recipe_is_no_number_and_no_truth_value(name: str) -> None:
+    recipe = recipe_to_load(ObjectName(name, name), "org/x", f"{name}/{name}")
+    (found,) = read_text(manifest_in(recipe)).manifests
+    assert isinstance(found.resource, LoRAAdapter)
+    assert (str(found.resource.object_name), str(found.resource.group)) == (f"{name}/{name}",) * 2
+
+
+def test_a_path_of_the_recipe_is_read_as_it_was_said() -> None:
+    said = "d/\U0001f600é\u2028\x7f'\\"
+    manifest = yaml.safe_load(manifest_in(recipe_to_load(ObjectName("acme", "desk"), said, "motet-pools/demo")))
+    assert manifest["spec"]["source"]["persistentVolumeClaim"]["path"] == said
 
 
 def test_no_path_makes_another_command_of_the_recipe() -> None:
@@ -291,6 +308,24 @@ async def test_a_crash_of_the_command_is_no_answer(
     assert (status, where) == expected[:2]
     assert message.endswith(expected[2] + "." * (status == 500))
     assert not {"secret", "info"} & set(message.replace("/", " ").replace(".", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("setup_error", (400, "lora_path")),
+        ("state_directory_unusable", (503, "overloaded")),
+        ("model_folder_invalid", (503, "overloaded")),
+        (None, (503, "overloaded")),
+    ],
+)
+async def test_a_full_disk_and_a_stopped_stack_are_not_what_the_client_has_to_correct(
+    cluster: FakeServices, program: Program, code: str | None, expected: tuple[int, str]
+) -> None:
+    document = {"check": None, "pushed": None, "error": {"code": code, "message": "why"}} if code else {}
+    program.says("push", document, 2, "motet: why\n")
+    async with local(cluster) as served:
+        assert await refusal(served, LOAD, DESK) == (*expected, "why")
 
 
 async def test_a_new_name_is_free_again_after_a_refusal_and_one_that_serves_stays(

@@ -95,9 +95,9 @@ def recipe_to_load(name: ObjectName, lora_path: str, group: str) -> str:
         "kubectl apply --server-side -f - <<'END'\n"
         "apiVersion: motet.dev/v1alpha1\n"
         "kind: LoRAAdapter\n"
-        f"metadata: {{name: {name.name}, namespace: {name.namespace}}}\n"
+        f"metadata: {{name: {_text(name.name)}, namespace: {_text(name.namespace)}}}\n"
         "spec:\n"
-        f"  poolRef: {{name: {pool.name}, namespace: {pool.namespace}}}\n"
+        f"  poolRef: {{name: {_text(pool.name)}, namespace: {_text(pool.namespace)}}}\n"
         f"  source: {_source(lora_path)}\n"
         "END"
     )
@@ -109,7 +109,13 @@ def recipe_to_unload(name: ObjectName) -> str:
 
 def _source(lora_path: str) -> str:
     if _REPOSITORY.fullmatch(lora_path):
-        return f"{{uri: {json.dumps(f'hf://{lora_path}')}}}"
+        return f"{{uri: {_text(f'hf://{lora_path}')}}}"
     if "://" in lora_path:
-        return f"{{uri: {json.dumps(lora_path)}}}"
-    return f"{{persistentVolumeClaim: {{claimName: your-claim, path: {json.dumps(lora_path.strip('/'))}}}}}"
+        return f"{{uri: {_text(lora_path)}}}"
+    return f"{{persistentVolumeClaim: {{claimName: your-claim, path: {_text(lora_path.strip('/'))}}}}}"
+
+
+def _text(said: str) -> str:
+    """In quotes: YAML takes `on` for a truth value, and `123` for a number. JSON has two escapes for a character beyond
+    U+FFFF, which YAML takes for two characters."""
+    return '"' + "".join(json.dumps(one)[1:-1] if one <= "\uffff" else f"\\U{ord(one):08x}" for one in said) + '"'

@@ -41,7 +41,7 @@ WRONG_USE = 2
 class Done(NamedTuple):
     status: int
     document: dict[str, Any]
-    """What `push --json` says; else empty"""
+    """What `push --json` says, also of an error; else empty"""
     said: str
     """Its error, which is meant for who asks; empty if it has crashed"""
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from motet.domain import ObjectName
-from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded
+from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded, SetupError
 from motet.keys import KeyScope
 from motet_gateway.catalog import Target
 from motet_gateway.errors import ChangesNotAllowed, wrong
@@ -171,7 +171,9 @@ def _is_there(target: Target, pushed: dict[str, Any]) -> bool:
 
 
 def _not_loaded(done: Done) -> MotetError:
-    check, pushed = done.document.get("check", {}), done.document.get("pushed")
+    check, pushed, error = (done.document.get(name) or {} for name in ("check", "pushed", "error"))
+    if done.status == WRONG_USE and done.said and error.get("code") != SetupError.mapping.code:
+        return Overloaded(done.said, retry_after=5.0)  # a full disk, or a stack that does not run: not who asks
     if pushed:
         return InvalidRequest(pushed["message"], param="lora_path")
     if not check:
