@@ -281,6 +281,27 @@ def test_runners_whose_processes_have_the_same_number_share_a_cache(tmp_path):
     assert [held.digest, of_two[0].digest] == [adapter_digest(a), adapter_digest(b)]
 
 
+async def test_what_a_killed_process_has_begun_to_write_goes_at_a_later_start(tmp_path, cache, monkeypatch):
+    fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
+    before = sorted(fetched.folder.iterdir())
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", killed)
+        cache.keep(fetched.folder, {"certificate.json": b"{}"})
+    (draft,) = {*fetched.folder.iterdir()} - {*before}
+    cache.prepare()
+    assert draft.exists(), "another runner may write it"
+    os.utime(draft, (0, 0))
+    cache.prepare()
+    assert sorted(fetched.folder.iterdir()) == before
+
+
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)

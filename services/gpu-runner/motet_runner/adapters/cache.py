@@ -46,6 +46,10 @@ TEMPLATE = "template.json"
 RECENT_NS = 2_000_000_000
 """The times of files are so coarse on some disks that a second change soon after the first one does not show."""
 
+DRAFT = ".draft-"
+DRAFT_SECONDS = 60.0
+"""A draft that is older was left by a process that was killed: to write one takes milliseconds."""
+
 RECOUNT_SECONDS = 30.0
 """After this time the bytes of all folders are counted again: other runners write slabs, too."""
 
@@ -96,6 +100,9 @@ class DiskCache:
         for folder in self._folders():
             with suppress(OSError):  # another runner may remove it meanwhile
                 remove_drafts(folder)
+                for name in names_in(folder, DRAFT):
+                    if (draft := folder / name).stat().st_mtime < time.time() - DRAFT_SECONDS:
+                        draft.unlink(missing_ok=True)
 
     def renew_leases(self) -> None:
         """Called at intervals: if the lock files are removed, or could not be made before, the leases get locks."""
@@ -299,7 +306,7 @@ class DiskCache:
 
     def _keep(self, folder: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
-            draft = folder / f".{name}-{_process}-{next(_counter)}"
+            draft = folder / f"{DRAFT}{_process}-{next(_counter)}"
             try:
                 draft.write_bytes(content)
                 draft.chmod(0o644)
