@@ -32,10 +32,16 @@ def rollback(data_dir: Path, name: str, *, namespace: str, to: str | None, wait_
             f"{key} has no earlier revision that has served. `motet adapter show {name} -n {namespace}` lists the last "
             "ones."
         )
-    if not pushed.manifest_of(key).exists():
+    if not (path := pushed.manifest_of(key)).exists():
+        place = entry["manifest"]
+        if place is None or place.startswith(f"{path}:"):
+            raise SetupError(
+                f"the manifest of {key} has just been removed. Push an adapter: motet adapter push DIR --as {name} "
+                f"-n {namespace}"
+            )
         revision = f", revision: {wanted['revision']}" if wanted["revision"] else ""
         raise SetupError(
-            f"{key} is declared at {entry['manifest']}, which `motet adapter push` has not written. Write there: "
+            f"{key} is declared at {place}, which `motet adapter push` has not written. Write there: "
             f"source: {{uri: {wanted['source']}{revision}, digest: {wanted['digest']}}}\n"
             "A runner that still has these files does not need them from the source."
         )

@@ -142,6 +142,19 @@ def test_of_a_manifest_that_no_push_has_written_it_says_what_to_write(stack: Sta
     assert f"source: {{uri: https://gone.example/a/, digest: {older}}}" in str(caught.value)
 
 
+def test_a_manifest_that_has_just_gone_is_nobody_elses(stack: StandingStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, exists = "sha256:" + "1" * 64, Path.exists
+    push(stack, PIRATE)
+    says(stack, revision(PIRATE, "Serving"), revision(older, "Replaced"), digest=adapter_digest(PIRATE))
+    goes = stack.manifests / "default.desk.pushed.yaml"
+    with monkeypatch.context() as patch, pytest.raises(SetupError, match="has just been removed"):
+        patch.setattr(Path, "exists", lambda path: path != goes and exists(path))  # after it was read
+        rollback(stack)
+    goes.unlink()
+    with pytest.raises(SetupError, match="the manifest of default/desk has just been removed"):
+        rollback(stack)
+
+
 def test_without_a_stack_it_says_what_a_cluster_needs(tmp_path: Path) -> None:
     done = motet("adapter", "rollback", "desk", "-n", "acme", "--to", "sha256:1", "--data-dir", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
