@@ -156,7 +156,9 @@ class Api:
             if error.gone:
                 return frozenset()
             raise
-        found = [one for one in answer.get("resources", ()) if one.get("name") == kind.plural]
+        if "resources" not in answer:
+            raise Unreachable(f"the API server's answer is no list of what it serves beside {kind.resource}")
+        found = [one for one in answer["resources"] or () if one.get("name") == kind.plural]
         return frozenset(found[0].get("verbs", ())) if found else frozenset()
 
     async def apply(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from motet.kube import KubeCredentials
+from motet.kube import KubeCredentials, Unreachable
 from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.kinds import ADAPTERS, Object
@@ -45,3 +45,19 @@ async def test_a_page_of_a_proxy_is_not_a_list_without_objects(tmp_path: Path, b
         finally:
             await api.close()
     assert cache.count(ADAPTERS) == 1, "what is known stays in use"
+
+
+async def test_a_page_of_a_proxy_does_not_say_that_a_kind_has_gone(tmp_path: Path) -> None:
+    server = Server((200, {"status": "ok"}))
+    async with server.up() as port:
+        credentials = KubeCredentials(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT")
+        api = Api(credentials, RequestLimiter(1000, 1000), ClusterMetrics(CollectorRegistry()))
+        try:
+            with pytest.raises(Unreachable, match="is no list"):
+                await api.verbs(ADAPTERS)
+            server.answers = [(200, {"resources": [{"name": ADAPTERS.plural, "verbs": ["create"]}]})]
+            assert await api.verbs(ADAPTERS) == {"create"}
+            server.answers = [(200, {"resources": None})]
+            assert not await api.verbs(ADAPTERS)
+        finally:
+            await api.close()
