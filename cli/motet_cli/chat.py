@@ -64,14 +64,23 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: 
 def client_of(url: str) -> Iterator[httpx.Client]:
     """Asks the gateway at this URL. SetupError if it is none, or if nobody answers there."""
     base = url.rstrip("/").removesuffix("/v1")
+    try:
+        _check_address(httpx.URL(base))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise SetupError(f"--url {base!r} is not a URL ({error}). Write it as http://HOST:PORT.") from error
     timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
     try:
         with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
             yield client
-    except httpx.InvalidURL as error:
-        raise SetupError(f"--url {base!r} is not a URL ({error}). Write it as http://HOST:PORT.") from error
     except httpx.HTTPError as error:
         raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+
+
+def _check_address(url: httpx.URL) -> None:
+    """Raises ValueError for what no socket takes."""
+    url.raw_host.decode().encode("idna")
+    if not 0 <= (url.port or 0) < 1 << 16:
+        raise ValueError("a port is at most 65535")
 
 
 def credential() -> dict[str, str]:

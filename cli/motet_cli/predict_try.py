@@ -19,7 +19,7 @@ from motet.service_main import read
 from motet.transport import CallFailed
 from motet.transport.methods import EXPLAIN_ESTIMATE
 from motet.transport.over_grpc import GrpcNetwork
-from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
+from motet_cli.chat import client_of, message_of, url_of
 from motet_cli.printer import Printer, visible
 from motet_cli.readiness import read_status
 from motet_gateway.estimator import scope_name
@@ -82,12 +82,8 @@ def full_name(card: dict[str, Any], said: str, adapters: Sequence[dict[str, Any]
 
 
 def _asked(base: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
-        try:
-            answer = client.get(path) if body is None else client.post(path, json=body)
-        except httpx.TransportError as error:
-            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+    with client_of(base) as client:
+        answer = client.get(path) if body is None else client.post(path, json=body)
     if answer.status_code != httpx.codes.OK:
         raise SetupError(visible(message_of(answer)))
     found: dict[str, Any] = answer.json()

@@ -333,7 +333,9 @@ def test_an_answer_that_is_not_what_its_headers_say_is_none(command: tuple[str, 
 
 
 @pytest.mark.parametrize("command", [("why", "x"), ("chat", "any", "-m", "hello")])
-@pytest.mark.parametrize("url", ["http://[::1", "http://localhost:port"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://localhost:port", "http://localhost:99999", f"http://{'a' * 64}"]
+)
 def test_what_is_no_url_is_named_by_its_option(command: tuple[str, ...], url: str) -> None:
     done = motet(*command, "--url", url)
     assert done.returncode == 2
