@@ -8,7 +8,7 @@ import pytest
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity, Tier
 from motet_scheduler.policy import class_queue, effects, expected_order, ordered_heads, placement, waiting_heads
-from motet_scheduler.policy.class_queue import COST_OF_TRY, MAX_COUNTED, MAX_LOOKED, ClassQueue
+from motet_scheduler.policy.class_queue import COST_OF_TRY, HEADS_OF_A_LOOK, MAX_COUNTED, MAX_LOOKED, ClassQueue
 from motet_scheduler.policy.limit_changes import MAX_COST
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
@@ -509,6 +509,19 @@ def test_for_how_many_things_others_wait_is_no_matter_to_those_given_least(thing
         sys.setprofile(None)
     assert (none, [head[3].id for head in first], last) == ([], ["000", "001"], first[-1])
     assert len(calls) < 200
+
+
+def test_looks_at_those_given_least_count_for_how_many_one_event_looks():
+    """They are made again for each that is placed."""
+    waiting = WaitingRequests()
+    for n in range(300):
+        waiting.add(f"{n:03}", tenant="a", adapter=f"default/a{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n:03}"], "base", {})
+    class_queue = waiting.queue.class_queues[STANDARD]
+    _, last = class_queue.first_for(waiting.queue.bases, 0.0, None, fits=lambda _: False, examined=2)
+    assert (last[3].id, waiting.queue.take_looked()) == ("255", 256 // HEADS_OF_A_LOOK)
+    assert class_queue.first_for(waiting.queue.bases, 0.0, last, fits=lambda _: False, examined=2) == ([], None)
+    assert waiting.queue.take_looked() == 44 // HEADS_OF_A_LOOK
 
 
 def test_where_many_fit_the_first_are_found_without_a_look_at_the_others():

@@ -27,6 +27,9 @@ oldest, which become overdue before the others. Of a tenant with few flows, all 
 MAX_LOOKED = 100
 """Heads that are looked at in one step, when limits have changed."""
 
+HEADS_OF_A_LOOK = 32
+"""Of those given least: to look at these takes as long as one look for those that fit on a runner."""
+
 COST_OF_TRY = 9
 """Of one that is tried again, if to look at one costs 1."""
 
@@ -58,7 +61,8 @@ class ClassQueue:
         self.known_overdue: Sequence[Request] | None = None
         """None: not known since a head came, left or was passed."""
         self.looked = 0
-        """On how many runners those that fit were looked for, since somebody asked."""
+        """On how many runners those that fit were looked for, since somebody asked. `HEADS_OF_A_LOOK` heads count as
+        one."""
         self._left_over = False
         """Whether `_passes` has some that nobody waited for when it was last looked."""
 
@@ -269,13 +273,16 @@ class ClassQueue:
         if not (lines := self.up_to(counter, bases)):  # mostly
             return [], None
         found: list[Head] = []
+        looked, last = 0, None
         of_these = takewhile(lambda head: head[0] <= counter, merge(*(line.behind(after) for line in lines)))
         for looked, head in enumerate(of_these, 1):
             if fits(head[3]):
                 found.append(head)
             if looked == MAX_FEW or len(found) == examined:
-                return found, head
-        return found, None
+                last = head
+                break
+        self.looked += looked // HEADS_OF_A_LOOK
+        return found, last
 
     def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit, each once. `after`: only later ones.

@@ -102,7 +102,8 @@ class Queue:
         self._kept_if_lacking = self._kept._replace(lacking=True)
         self.rooms = Rooms(config.headroom_one_in)
         self.freed: dict[Runner, None] = {}
-        """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
+        """Runners that may have room, and on which nobody was tried since. In order, as a set would differ from process
+        to process."""
         self._behind = False
         """Whether those that were given least may have last places that others had before."""
         self._behind_from: dict[RequestClass, Head | None] = {}
