@@ -80,16 +80,16 @@ class Publication:
         """Raises PublishFailed."""
         done = subprocess.run([*PUSH, str(folder), "--json", *self._options()], capture_output=True, check=False)
         said = json_object(done.stdout)
-        pushed = said.get("pushed") or {}
+        check, pushed, error = (said.get(part) or {} for part in ("check", "pushed", "error"))
         if done.returncode != 0 or not pushed:
-            reason = said.get("check", {}).get("message") or pushed.get("message") or _end_of(done.stderr)
+            reason = next((of["message"] for of in (check, pushed, error) if of.get("message")), _end_of(done.stderr))
             raise PublishFailed(f"{self.namespace}/{self.name} is not published: {reason}")
         return Published(
             f"{pushed['namespace']}/{pushed['name']}",
             pushed["digest"],
             pushed.get("ready", False),
             pushed["manifest"],
-            tuple(dict.fromkeys([*said["check"]["warnings"], *pushed.get("warnings", ())])),
+            tuple(dict.fromkeys([*check["warnings"], *pushed.get("warnings", ())])),
         )
 
     def command(self, folder: Path) -> str:
