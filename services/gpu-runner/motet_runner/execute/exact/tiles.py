@@ -7,7 +7,6 @@ tokens in the pages, or in its own tile.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,22 +18,9 @@ from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder, Wher
 from motet_runner.execute.batch.row_table import RowTable, TableRow
 from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
 from motet_runner.execute.exact.tile_attention import TileAttention
+from motet_runner.execute.one_thread import one_thread
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """With several threads, a product is cut into parts of other shapes."""
-    usual = torch.get_num_threads()
-    if usual == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def tiles(plan: StepPlan) -> Iterator[StepPlan]:

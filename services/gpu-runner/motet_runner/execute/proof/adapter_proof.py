@@ -12,6 +12,7 @@ but no iteration's batch.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,9 +28,11 @@ from motet_runner.adapters.proof import Proof, ProofOrder, check_effect, unprove
 from motet_runner.adapters.recorded_answers import RecordedAnswer
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import MakeAttention, Trial, text
+from motet_runner.execute.one_thread import one_thread
 from motet_runner.execute.proof.answers_proof import AnswersProof
 
 LINEARS_AT_ONCE = 8
@@ -84,6 +87,8 @@ class Prover:
     """The folder of the base model's files"""
     _kernels: str = ""
     _backend: LoraBackend[Any] | None = None
+    _text: FlatBatch | None = None
+    """The fixed text on a page of its own, without other texts. Each proof adds its adapter."""
     _alone: torch.Tensor | None = None
     _composition: torch.Tensor | None = None
     _tokenizer: Tokenizer | None = None
@@ -119,25 +124,29 @@ class Prover:
     def weights_changed(self) -> None:
         """The base model's weights are packed now, or its kernels have other settings: its logits may differ in their
         last digits."""
-        self._alone = self._composition = None
+        self._text = self._alone = self._composition = None
 
     def prepare(self) -> bool:
         """Compute the next of the base model's logits. True if all are there."""
         self.backend()  # if other kernels serve, these logits are theirs
-        if self._alone is None:
-            self._alone = self.logits()
+        if self._text is None or self._alone is None:
+            self._text = self._batch_of([self._tokens()])
+            self._alone = self._logits(self._text)
         elif self._composition is None:
-            company = self.logits(text(COMPANY, stride=11, first=5, vocabulary=self.loaded.vocabulary))
-            self._composition = (company - self._alone).abs().max()
+            company = text(COMPANY, stride=11, first=5, vocabulary=self.loaded.vocabulary)
+            beside = self._logits(self._batch_of([self._tokens(), company]))
+            self._composition = (beside - self._alone).abs().max()
         else:
             return True
         return False
 
     def effect_of(self, adapter: PlacedAdapter) -> tuple[torch.Tensor, torch.Tensor]:
         """By how much the adapter, and other rows in the batch, move a logit at most. Only after `prepare`."""
+        assert self._text is not None
         assert self._alone is not None
         assert self._composition is not None
-        return (self.logits(adapter=adapter) - self._alone).abs().max(), self._composition
+        self._text.lora = self.backend().make_batch([Segment(0, TOKENS, adapter)])
+        return (self._logits(self._text) - self._alone).abs().max(), self._composition
 
     def _answer_logits(self, adapter: PlacedAdapter, answer: RecordedAnswer) -> torch.Tensor:
         tokens = [*answer.prompt_ids, *answer.answer_ids[:-1]]
@@ -150,22 +159,29 @@ class Prover:
         with added(modules, backend, batch):
             return modules.forward(batch)
 
-    def logits(self, *company: list[int], adapter: PlacedAdapter | None = None) -> torch.Tensor:
-        """[TOKENS, vocabulary] of the fixed text in fp32, on pages of their own: on a CPU as requests are computed,
-        which takes a tenth of the time of the model's modules"""
-        texts = [text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary), *company]
-        backend, adapters = self.backend(), {} if adapter is None else {0: adapter}
-        fused = self.loaded.fused if self.loaded.device.type == "cpu" else None
-        model, attention = replace(self.loaded, fused=fused), None if fused is None else self.serving().attention
-        trial = Trial(model, texts, attention=attention, backend=backend, adapters=adapters)
-        batch = trial.batch({number: len(tokens) for number, tokens in enumerate(texts)})
-        with added(model, backend, batch):
+    def _tokens(self) -> list[int]:
+        return text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary)
+
+    def _model(self) -> LoadedModel:
+        """On a CPU as requests are computed, which takes a tenth of the time of the model's modules"""
+        return self.loaded if self.loaded.device.type == "cpu" else replace(self.loaded, fused=None)
+
+    def _batch_of(self, texts: list[list[int]]) -> FlatBatch:
+        model = self._model()
+        attention = None if model.fused is None else self.serving().attention
+        return Trial(model, texts, attention=attention).batch({number: len(one) for number, one in enumerate(texts)})
+
+    def _logits(self, batch: FlatBatch) -> torch.Tensor:
+        """[TOKENS, vocabulary] of the first text in fp32"""
+        model = self._model()
+        # Whatever number of threads the engine has: torch's sums depend on it, those of the compiled kernels do not.
+        with added(model, self.backend(), batch), nullcontext() if model.fused is not None else one_thread():
             every = model.forward(batch)
         place = 0
         for row in batch.line.rows:
             if row.number == 0:
                 break
-            place += len(texts[row.number])
+            place += len(row.tokens)
         return every[place : place + TOKENS].float()
 
 
@@ -193,6 +209,10 @@ class AdapterProof:
         """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait, so go on
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
+        with one_thread() if wait_seconds else nullcontext():
+            return self._advance(placed, wait_seconds)
+
+    def _advance(self, placed: PlacedAdapter, wait_seconds: float) -> bool:
         prover, expected = self._prover, self._expected
         if expected is not None:
             expected.let_thread_compute(computes=not wait_seconds)
