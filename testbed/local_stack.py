@@ -98,6 +98,10 @@ class LocalStack:
         """What `motet status --json` prints but the figures of metrics, read without starting a process."""
         return document_of(StateDirectory.of(self.data))
 
+    def status_written_ns(self) -> int:
+        """When the operator has last written what `status` reads"""
+        return StateDirectory.of(self.data).status.stat().st_mtime_ns
+
     # ------------------------------------------------------------------------------------------------- observations
 
     def service(self, name: str) -> dict[str, Any]:

@@ -4,12 +4,19 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, StoredTensor
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+MAX_BYTES_AT_ONCE = 4 << 20
+"""A file that is not larger is read as a whole. Each read gives Python's lock to another thread, and to get it back
+takes as long as to read a small matrix."""
+
+Values = npt.NDArray[np.uint8]
 
 
 class WeightReader:
@@ -21,6 +28,7 @@ class WeightReader:
 
     def __init__(self, layout: AdapterLayout) -> None:
         self._layout = layout
+        self._whole: Values | None = None
 
     def __enter__(self) -> "WeightReader":
         try:
@@ -40,22 +48,35 @@ class WeightReader:
             os.close(self._file)
 
     def read(self, matrix: StoredTensor) -> torch.Tensor:
-        return self.read_alike([matrix])[0]
+        """It may share memory with others: do not write to it."""
+        dtype = TYPES[matrix.dtype]
+        values = self._values_of(matrix)
+        if values.ctypes.data % dtype.itemsize:  # a header of any length may be before it
+            values = values.copy()
+        return torch.frombuffer(values, dtype=dtype).view(matrix.shape)
 
     def read_alike(self, matrices: Sequence[StoredTensor]) -> torch.Tensor:
         """Matrices of one shape and type, with one dimension more for their number"""
         first = matrices[0]
-        values = np.empty(len(matrices) * first.bytes, np.uint8)
-        into = values.data
-        for matrix in matrices:
-            at, left = matrix.start, into[: matrix.bytes]
-            into = into[matrix.bytes :]
-            while left:
-                count = os.preadv(self._file, [left], at)
-                if not count:
-                    raise has_changed(self._layout)
-                at, left = at + count, left[count:]
+        values = np.concatenate([self._values_of(matrix) for matrix in matrices])
         return torch.frombuffer(values, dtype=TYPES[first.dtype]).view(len(matrices), *first.shape)
+
+    def _values_of(self, matrix: StoredTensor) -> Values:
+        if self._layout.stamp.size > MAX_BYTES_AT_ONCE:
+            return self._read(matrix.start, matrix.bytes)
+        if self._whole is None:
+            self._whole = self._read(0, self._layout.stamp.size)
+        return self._whole[matrix.start : matrix.start + matrix.bytes]
+
+    def _read(self, at: int, size: int) -> Values:
+        values = np.empty(size, np.uint8)
+        left = values.data
+        while left:
+            count = os.preadv(self._file, [left], at)
+            if not count:
+                raise has_changed(self._layout)
+            at, left = at + count, left[count:]
+        return values
 
 
 def has_changed(layout: AdapterLayout) -> AdapterFetchFailed:

@@ -132,6 +132,7 @@ class Prover:
         if self._text is None or self._alone is None:
             self._text = self._batch_of([self._tokens()])
             self._alone = self._logits(self._text)
+            self._text.begun = []  # its page is clear now, and the same tokens are written to it again
         elif self._composition is None:
             company = text(COMPANY, stride=11, first=5, vocabulary=self.loaded.vocabulary)
             beside = self._logits(self._batch_of([self._tokens(), company]))
