@@ -3,7 +3,7 @@
 Each changes what the product's own loader does; the proof knows nothing of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partialmethod
 from typing import Any
@@ -20,8 +20,8 @@ from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.memory.copy_stream import CopyStream
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-Read = Callable[[HostLoad, LoraLinear, object, torch.Tensor], None]
-"""As HostLoad._read"""
+Read = Callable[[HostLoad, Sequence[LoraLinear], object, torch.Tensor], None]
+"""As HostLoad._read_together"""
 
 LAYER = "model.layers.1."
 
@@ -30,14 +30,14 @@ def reads(change: Callable[[dict[str, LoraLinear], LoraLinear], LoraLinear | Non
     """`change` gets all linears of the adapter and one of them → what is read in its place; None: nothing"""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        read: Read = vars(HostLoad)["_read"]
+        read: Read = vars(HostLoad)["_read_together"]
 
-        def mutant(self: HostLoad, linear: LoraLinear, matrices: object, run: torch.Tensor) -> None:
+        def mutant(self: HostLoad, linears: Sequence[LoraLinear], matrices: object, run: torch.Tensor) -> None:
             every = {one.module: one for one in self._adapter.linears}
-            if (instead := change(every, linear)) is not None:
-                read(self, instead, matrices, run)
+            changed = (change(every, linear) for linear in linears)
+            read(self, [one for one in changed if one is not None], matrices, run)
 
-        monkeypatch.setattr(HostLoad, "_read", mutant)
+        monkeypatch.setattr(HostLoad, "_read_together", mutant)
 
     return plant
 
@@ -46,13 +46,14 @@ def writes(change: Callable[[RunLayout, torch.Tensor, str], None]) -> Plant:
     """`change` is made to the run after each linear is written."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        read: Read = vars(HostLoad)["_read"]
+        read: Read = vars(HostLoad)["_read_together"]
 
-        def mutant(self: HostLoad, linear: LoraLinear, matrices: object, run: torch.Tensor) -> None:
-            read(self, linear, matrices, run)
-            change(self.layout, run, linear.module)
+        def mutant(self: HostLoad, linears: Sequence[LoraLinear], matrices: object, run: torch.Tensor) -> None:
+            for linear in linears:
+                read(self, [linear], matrices, run)
+                change(self.layout, run, linear.module)
 
-        monkeypatch.setattr(HostLoad, "_read", mutant)
+        monkeypatch.setattr(HostLoad, "_read_together", mutant)
 
     return plant
 
@@ -61,10 +62,20 @@ def of_written(change: Callable[..., tuple[torch.Tensor, torch.Tensor, float]]) 
     """`change` gets A, B and the scale of one linear in each layer, as they would be written."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        for layout in (RunLayout, Int8Layout):
-            monkeypatch.setattr(layout, "write", partialmethod(_write, layout.write, change))
+        monkeypatch.setattr(RunLayout, "write_alike", partialmethod(_write_alike, RunLayout.write_alike, change))
+        monkeypatch.setattr(Int8Layout, "write", partialmethod(_write, Int8Layout.write, change))
 
     return plant
+
+
+def _write_alike(
+    self: RunLayout, write: Callable[..., None], change: Callable[..., Any], run: Any, linears: Sequence[str], *of: Any
+) -> None:
+    each = [
+        change(*of_one) if linear.startswith(LAYER) else of_one for linear, *of_one in zip(linears, *of, strict=True)
+    ]
+    a, b, scales = zip(*each, strict=True)
+    write(self, run, linears, torch.stack(a), torch.stack(b), scales)
 
 
 def _write(

@@ -50,6 +50,12 @@ class Int8Layout(RunLayout):
         into_b[:rank], of_b = _rounded(b.t().float() * scale)
         self.scales(run, linear)[:rank] = of_a * of_b
 
+    def write_alike(
+        self, run: torch.Tensor, linears: Sequence[str], a: torch.Tensor, b: torch.Tensor, scales: Sequence[float]
+    ) -> None:
+        for linear, *of_one in zip(linears, a, b, scales, strict=True):
+            self.write(run, linear, *of_one)
+
     def scaling(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies in fp32"""
         d, e = self.matrices(run, linear)[1][-2:].float() * self.scales(run, linear)[-2:, None]

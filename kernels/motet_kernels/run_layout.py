@@ -105,6 +105,20 @@ class RunLayout:
         turned = b.new_empty(b.shape[::-1], dtype=torch.float32).copy_(b.t())
         into_b[:rank] = turned.mul_(scale)
 
+    def write_alike(
+        self, run: torch.Tensor, linears: Sequence[str], a: torch.Tensor, b: torch.Tensor, scales: Sequence[float]
+    ) -> None:
+        """The same for linears of one shape, in a run on the host: lora_A [linears, rank, in] and lora_B [linears, out,
+        rank]. What is computed for all together takes hardly longer than for one."""
+        turned = b.new_empty((len(b), b.shape[2], b.shape[1]), dtype=torch.float32).copy_(b.mT)
+        turned.mul_(torch.tensor(scales, dtype=torch.float32)[:, None, None])
+        into = run.numpy()
+        for number, of_each in enumerate((a, turned)):
+            every = of_each.to(self.dtype).contiguous().view(torch.uint8).numpy().reshape(len(linears), -1)
+            for linear, values in zip(linears, every, strict=True):
+                begin = self.offsets[linear][number]
+                into[begin : begin + len(values)] = values
+
     def scaling(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
         """d and e [outputs], as views of a run: y becomes y + d · y + e before the product is added. They are the last
         rows of B. The same rows of Aᵀ are zeros, so that a product with all of B adds nothing more.

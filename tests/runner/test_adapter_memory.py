@@ -165,7 +165,7 @@ def test_a_load_that_nobody_needs_is_given_up_for_kv(
     llama: Path, ranks: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, ended, reads = threading.Event(), threading.Event(), []
-    read, start = WeightReader.read, LoadThreads.run
+    read, start = WeightReader.values_of, LoadThreads.run
 
     def slow(self: WeightReader, matrix: object) -> object:
         assert answers.wait(60)
@@ -176,8 +176,9 @@ def test_a_load_that_nobody_needs_is_given_up_for_kv(
         work()
         ended.set()
 
-    monkeypatch.setattr(WeightReader, "read", slow)
+    monkeypatch.setattr(WeightReader, "values_of", slow)
     monkeypatch.setattr(LoadThreads, "run", lambda threads, work: start(threads, partial(until_ended, work)))
+    monkeypatch.setattr("motet_runner.adapters.host_load.MAX_BYTES_TOGETHER", 1)
     engine = make_engine(llama, **pool(24))
     load(engine, Digest("16"), ranks[16])
     run(engine, steps=2)
@@ -210,7 +211,7 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     engine = make_engine(llama)
     load(engine, Digest("8"), ranks[8])
     load(engine, Digest("16"), ranks[16])
-    read, reads = WeightReader.read, []
+    read, reads = WeightReader.values_of, []
 
     def no_memory(self: WeightReader, matrix: object) -> object:
         reads.append(matrix)
@@ -218,7 +219,7 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
             raise error
         return read(self, matrix)
 
-    monkeypatch.setattr(WeightReader, "read", no_memory)
+    monkeypatch.setattr(WeightReader, "values_of", no_memory)
     ran = run(engine, ask("poor", adapter=Digest("16")), ask("good", adapter=Digest("8")), ask("base"))
     assert ran.last["poor"].finish is Finish.FAILED
     assert isinstance(ran.last["poor"].error, Overloaded)

@@ -27,6 +27,7 @@ from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.cpu import cpu_name
 from motet_runner.engine import Engine
 from motet_runner.execute.adapters import adapter_uploads
+from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.proof import adapter_proof
 from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
 from motet_runner.interface import AdapterFailed, AdapterLoaded, Finish, ProofEnded
@@ -280,9 +281,7 @@ def test_the_rows_beside_a_text_move_its_logits_by_what_is_found(llama: Path, pl
     """As with kernels whose sums depend on the number of rows"""
     engine = proving_engine(llama)
     logits = Prover.logits
-    monkeypatch.setattr(
-        Prover, "logits", lambda self, *company, **more: logits(self, *company, **more) + 0.5 * len(company)
-    )
+    monkeypatch.setattr(Prover, "logits", lambda self, batch: logits(self, batch) + 0.5 * (len(batch.line.rows) - 1))
     proof = outcome(engine, plain)
     assert isinstance(proof, Proof)
     assert proof.composition == pytest.approx(0.5)
@@ -706,9 +705,10 @@ def test_whose_fault_it_is_that_logits_are_no_numbers(llama: Path, plain: Path, 
     engine = proving_engine(llama)
     logits = Prover.logits
 
-    def infected(self: Prover, *company: list[int], adapter=None) -> torch.Tensor:
-        found = logits(self, *company, adapter=adapter)
-        if broken == "base" or (broken == "company" and company) or (broken == "adapter" and adapter is not None):
+    def infected(self: Prover, batch: FlatBatch) -> torch.Tensor:
+        company, adapter = len(batch.line.rows) > 1, batch.lora is not None
+        found = logits(self, batch)
+        if broken == "base" or (broken == "company" and company) or (broken == "adapter" and adapter):
             found[0, 0] = torch.nan
         return found
 

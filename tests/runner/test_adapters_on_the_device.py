@@ -10,7 +10,6 @@ from pathlib import Path
 import orjson
 import pytest
 import regex
-import torch
 from safetensors.torch import load_file, save_file
 
 from motet.domain import Digest, ParkMethod, RequestId
@@ -20,7 +19,7 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout, StoredTensor
 from motet_runner.adapters.load_threads import LoadThreads
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
-from motet_runner.adapters.weight_reader import WeightReader
+from motet_runner.adapters.weight_reader import Values, WeightReader
 from motet_runner.engine import Engine
 from motet_runner.execute.adapters.adapter_uploads import HURRY_SECONDS
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
@@ -177,15 +176,15 @@ def test_a_file_that_changes_while_it_is_read_fails_the_load_and_not_the_engine(
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, changed)
-    read, reads = WeightReader.read, []
+    read, reads = WeightReader.values_of, []
 
-    def change_in_between(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+    def change_in_between(self: WeightReader, matrix: StoredTensor) -> Values:
         reads.append(matrix)
         if len(reads) == 3:
             change(changed / WEIGHTS_NAME)
         return read(self, matrix)
 
-    monkeypatch.setattr(WeightReader, "read", change_in_between)
+    monkeypatch.setattr(WeightReader, "values_of", change_in_between)
     run(engine, ran=ran)
     assert [event.digest for event in ran.of(AdapterFailed)] == [A]
     assert len(ran.tokens["base"]) == 60
@@ -196,14 +195,14 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
 ) -> None:
     """As long as the disk does not answer."""
     answers, threads = threading.Event(), []
-    read = WeightReader.read
+    read = WeightReader.values_of
 
-    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+    def slow(self: WeightReader, matrix: StoredTensor) -> Values:
         threads.append(threading.get_ident())
         assert answers.wait(60)
         return read(self, matrix)
 
-    monkeypatch.setattr(WeightReader, "read", slow)
+    monkeypatch.setattr(WeightReader, "values_of", slow)
     engine = make_engine(llama)
     load(engine, A, adapters[0])
     ran = run(engine, *(ask(f"tuned{i}", adapter=A) for i in range(3)), ask("base"), steps=1)
@@ -229,14 +228,14 @@ def test_an_adapter_whose_disk_does_not_answer_delays_no_other_adapter(
     engine = make_engine(llama)
     load(engine, B, adapters[1])
     expected = run(engine, ask("tuned", adapter=B)).tokens["tuned"]
-    answers, read = threading.Event(), WeightReader.read
+    answers, read = threading.Event(), WeightReader.values_of
 
-    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+    def slow(self: WeightReader, matrix: StoredTensor) -> Values:
         assert self._layout.path != hangs or answers.wait(60)
         return read(self, matrix)
 
     hangs = certify(adapters[0], engine.info).layout.path
-    monkeypatch.setattr(WeightReader, "read", slow)
+    monkeypatch.setattr(WeightReader, "values_of", slow)
     engine = make_engine(llama)
     ran = run(engine, ask("hangs", adapter=A), ask("tuned", adapter=B), steps=1)
     load(engine, A, adapters[0])
@@ -253,13 +252,14 @@ def test_a_slow_disk_is_progress_and_one_that_does_not_answer_is_none(
     llama: Path, adapters: list[Path], monkeypatch
 ) -> None:
     """Sequences that all wait for an adapter take no steps. An engine without progress counts as hung."""
-    answers, read = threading.Semaphore(0), WeightReader.read
+    answers, read = threading.Semaphore(0), WeightReader.values_of
 
-    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+    def slow(self: WeightReader, matrix: StoredTensor) -> Values:
         assert answers.acquire(timeout=60)
         return read(self, matrix)
 
-    monkeypatch.setattr(WeightReader, "read", slow)
+    monkeypatch.setattr(WeightReader, "values_of", slow)
+    monkeypatch.setattr("motet_runner.adapters.host_load.MAX_BYTES_TOGETHER", 1)
     engine = make_engine(llama)
     load(engine, A, adapters[0])
     ran = run(engine, ask("tuned", adapter=A), steps=5)
@@ -306,8 +306,8 @@ def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapter
     monkeypatch.setattr("motet_runner.execute.adapters.load_pace.SLICE_BYTES", 1)
     monkeypatch.setattr("motet_runner.adapters.host_load.PACE_SECONDS", 60.0)
     reads = []
-    read = WeightReader.read
-    monkeypatch.setattr(WeightReader, "read", lambda self, matrix: (reads.append(matrix), read(self, matrix))[1])
+    read = WeightReader.values_of
+    monkeypatch.setattr(WeightReader, "values_of", lambda self, matrix: (reads.append(matrix), read(self, matrix))[1])
     engine = make_engine(llama)
     ran = run(engine, ask("base"), steps=1)
     load(engine, A, adapters[0])

@@ -8,7 +8,8 @@ there is none, or it is damaged, they are made of the checked bytes.
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from motet.errors import AdapterIncompatible
 from motet_kernels import RunLayout
-from motet_runner.adapters.layout import AdapterLayout, LoraLinear
+from motet_runner.adapters.layout import AdapterLayout, LoraLinear, StoredTensor
 from motet_runner.adapters.load_threads import THREADS
 from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
@@ -27,6 +28,10 @@ log = structlog.get_logger(__name__)
 
 PACE_SECONDS = 1.0
 """The thread waits at most this time for the engine's next iteration, and then reads on."""
+
+
+MAX_BYTES_TOGETHER = 4 << 20
+"""Of linears that are read together, if the engine allows so much"""
 
 
 class BaseLinear(NamedTuple):
@@ -182,24 +187,37 @@ class HostLoad:
             self.linears = frozenset(linears)
             self.scales = any(linear.scales for linear in linears.values())
             self.run = run
-            for group in self.layout.groups:
-                self.read_bytes = max(self.read_bytes, self.layout.begin(group))
-                for module in group.outputs:
-                    linear = linears.get(module)
-                    if linear is None:
-                        continue
-                    self._keep_pace()
-                    self._read(linear, matrices, run)
-                    self._done += sum(tensor.bytes for tensor in linear.tensors)
+            ordered = [
+                (self.layout.begin(group), linears[module])
+                for group in self.layout.groups
+                for module in group.outputs
+                if module in linears
+            ]
+            while ordered:
+                self.read_bytes = max(self.read_bytes, ordered[0][0])
+                count, size = _first_of(ordered, min(self._keep_pace(), MAX_BYTES_TOGETHER))
+                self._read_together([linear for _, linear in ordered[:count]], matrices, run)
+                self._done += size
+                del ordered[:count]
             self.read_bytes = self.layout.bytes
 
-    def _read(self, linear: LoraLinear, matrices: WeightReader, run: torch.Tensor) -> None:
+    def _read_together(self, linears: Sequence[LoraLinear], matrices: WeightReader, run: torch.Tensor) -> None:
+        alike: defaultdict[tuple[object, ...], list[tuple[LoraLinear, StoredTensor, StoredTensor]]] = defaultdict(list)
+        for linear in linears:
+            if linear.scales:
+                self._read_scaling(linear, matrices, run)
+            else:
+                assert linear.a is not None
+                assert linear.b is not None
+                key = linear.a.dtype, linear.a.shape, linear.b.dtype, linear.b.shape
+                alike[key].append((linear, linear.a, linear.b))
+        for of_shape in alike.values():
+            some, every_a, every_b = zip(*of_shape, strict=True)
+            a, b = matrices.read_alike(every_a), matrices.read_alike(every_b)
+            self.layout.write_alike(run, [one.module for one in some], a, b, [one.scale for one in some])
+
+    def _read_scaling(self, linear: LoraLinear, matrices: WeightReader, run: torch.Tensor) -> None:
         module = linear.module
-        if not linear.scales:
-            assert linear.a is not None
-            assert linear.b is not None
-            self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
-            return
         assert self._base is not None, "the adapter scales, and nothing is known of the base"
         base = self._base(module)
         outputs = len(self.layout.scaling(run, module)[0])
@@ -225,11 +243,13 @@ class HostLoad:
                 "a number. The training has diverged. Use an earlier checkpoint."
             )
 
-    def _keep_pace(self) -> None:
+    def _keep_pace(self) -> float:
+        """How many bytes may be read now; none or less if the engine has not come for long"""
         with self._condition:
             self._condition.wait_for(lambda: self._done < self._allowed or self._given_up, PACE_SECONDS)
             if self._given_up:
                 raise _GivenUp
+            return self._allowed - self._done
 
 
 class KeptInHost:
@@ -269,6 +289,17 @@ def norms_of_changed(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torc
 
 class _GivenUp(Exception):
     pass
+
+
+def _first_of(ordered: Sequence[tuple[int, LoraLinear]], most_bytes: float) -> tuple[int, int]:
+    """How many linears are read next, at least one, and their bytes"""
+    size = 0
+    for count, (_, linear) in enumerate(ordered):
+        of_it = sum(tensor.bytes for tensor in linear.tensors)
+        if count and size + of_it > most_bytes:
+            return count, size
+        size += of_it
+    return len(ordered), size
 
 
 def _zeros(size: int, *, pinned: bool) -> torch.Tensor:

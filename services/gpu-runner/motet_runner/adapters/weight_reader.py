@@ -48,20 +48,16 @@ class WeightReader:
             os.close(self._file)
 
     def read(self, matrix: StoredTensor) -> torch.Tensor:
-        """It may share memory with others: do not write to it."""
-        dtype = TYPES[matrix.dtype]
-        values = self._values_of(matrix)
-        if values.ctypes.data % dtype.itemsize:  # a header of any length may be before it
-            values = values.copy()
-        return torch.frombuffer(values, dtype=dtype).view(matrix.shape)
+        return self.read_alike([matrix])[0]
 
     def read_alike(self, matrices: Sequence[StoredTensor]) -> torch.Tensor:
         """Matrices of one shape and type, with one dimension more for their number"""
         first = matrices[0]
-        values = np.concatenate([self._values_of(matrix) for matrix in matrices])
+        values = np.concatenate([self.values_of(matrix) for matrix in matrices])
         return torch.frombuffer(values, dtype=TYPES[first.dtype]).view(len(matrices), *first.shape)
 
-    def _values_of(self, matrix: StoredTensor) -> Values:
+    def values_of(self, matrix: StoredTensor) -> Values:
+        """Its bytes. They may be the reader's own: do not write to them."""
         if self._layout.stamp.size > MAX_BYTES_AT_ONCE:
             return self._read(matrix.start, matrix.bytes)
         if self._whole is None:

@@ -131,11 +131,11 @@ class Prover:
         self.backend()  # if other kernels serve, these logits are theirs
         if self._text is None or self._alone is None:
             self._text = self._batch_of([self._tokens()])
-            self._alone = self._logits(self._text)
+            self._alone = self.logits(self._text)
             self._text.begun = []  # its page is clear now, and the same tokens are written to it again
         elif self._composition is None:
             company = text(COMPANY, stride=11, first=5, vocabulary=self.loaded.vocabulary)
-            beside = self._logits(self._batch_of([self._tokens(), company]))
+            beside = self.logits(self._batch_of([self._tokens(), company]))
             self._composition = (beside - self._alone).abs().max()
         else:
             return True
@@ -147,7 +147,7 @@ class Prover:
         assert self._alone is not None
         assert self._composition is not None
         self._text.lora = self.backend().make_batch([Segment(0, TOKENS, adapter)])
-        return (self._logits(self._text) - self._alone).abs().max(), self._composition
+        return (self.logits(self._text) - self._alone).abs().max(), self._composition
 
     def _answer_logits(self, adapter: PlacedAdapter, answer: RecordedAnswer) -> torch.Tensor:
         tokens = [*answer.prompt_ids, *answer.answer_ids[:-1]]
@@ -172,7 +172,7 @@ class Prover:
         attention = None if model.fused is None else self.serving().attention
         return Trial(model, texts, attention=attention).batch({number: len(one) for number, one in enumerate(texts)})
 
-    def _logits(self, batch: FlatBatch) -> torch.Tensor:
+    def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[TOKENS, vocabulary] of the first text in fp32"""
         model = self._model()
         # Whatever number of threads the engine has: torch's sums depend on it, those of the compiled kernels do not.
