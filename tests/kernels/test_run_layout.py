@@ -105,3 +105,18 @@ def test_the_matrices_of_several_runs_lie_side_by_side(layout: RunLayout, runs: 
         for run in range(runs):
             for of_all, of_one in zip(stacked, layout.matrices(memory[run], linear), strict=True):
                 assert torch.equal(of_all[run].view(torch.uint8), of_one.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [RunLayout, int8_layout])
+def test_linears_that_are_written_together_are_written_as_each_alone(make, stored, dtype) -> None:
+    layout, linears, scales = make(16, GROUPS, dtype), ["gate", "up"], [0.3, 1.7]
+    drawn = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(2, *size, generator=drawn, dtype=torch.float32).to(stored) for size in ((5, 32), (56, 5)))
+    together, alone = torch.zeros(2, layout.bytes, dtype=torch.uint8)
+    layout.write_alike(together, linears, a, b, scales)
+    for one in zip(linears, a, b, scales, strict=True):
+        layout.write(alone, *one)
+    assert together.any()
+    assert torch.equal(together, alone)

@@ -288,6 +288,29 @@ def test_the_rows_beside_a_text_move_its_logits_by_what_is_found(llama: Path, pl
     assert proof.warning
 
 
+@pytest.mark.parametrize(("waits", "threads"), [(False, {1}), (True, {2})])
+def test_a_proof_takes_one_thread_while_nobody_waits(
+    llama: Path, plain: Path, monkeypatch, *, waits: bool, threads: set[int]
+) -> None:
+    """With more, each operator waits for a core that other processes want."""
+    engine = proving_engine(llama, kernels="cpp", threads=2)
+    if waits:
+        engine.add(ask("base", max_tokens=400))
+        run(engine, steps=1)
+    seen = []
+    logits = Prover.logits
+
+    def noted(self: Prover, batch: FlatBatch) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return logits(self, batch)
+
+    monkeypatch.setattr(Prover, "logits", noted)
+    order(engine, A, plain)
+    run(engine, steps=60)
+    assert set(seen) == threads
+    assert torch.get_num_threads() == 2
+
+
 def test_sequences_wait_for_the_proof_as_for_the_load_and_others_go_on(llama: Path, plain: Path, monkeypatch) -> None:
     monkeypatch.setattr(adapter_proof, "LINEARS_AT_ONCE", 1)
     monkeypatch.setattr(expected_results, "MAX_AT_ONCE", 1)
