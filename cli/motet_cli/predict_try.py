@@ -15,11 +15,12 @@ import typer
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
+from motet.json_object import json_object
 from motet.service_main import read
 from motet.transport import CallFailed
 from motet.transport.methods import EXPLAIN_ESTIMATE
 from motet.transport.over_grpc import GrpcNetwork
-from motet_cli.chat import client_of, message_of, url_of
+from motet_cli.gateway_client import NO_GATEWAY, client_of, is_utf8, message_of, of_a_gateway
 from motet_cli.printer import Printer, visible
 from motet_cli.readiness import read_status
 from motet_gateway.estimator import scope_name
@@ -38,23 +39,24 @@ def try_(
     data_dir: Path, text: str, *, adapter: str, tenant: str, max_tokens: int, temperature: float, as_json: bool
 ) -> int:
     layout = StateDirectory.of(data_dir)
-    base = url_of(data_dir)
-    asked = _asked(
-        base,
-        "/tokenize",
-        {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True},
-    )
-    card = _asked(base, f"/v1/models/{quote(adapter)}")
-    ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
-    limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
+    for field, given in (("TEXT", text), ("--adapter", adapter), ("--tenant", tenant)):
+        if not is_utf8(given):
+            raise SetupError(f"{field} is not UTF-8. Write it in UTF-8.")
+    chat = {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True}
+    with client_of(data_dir) as client, of_a_gateway(hint=f"{NO_GATEWAY} See `motet status`."):
+        asked = _asked(client, "/tokenize", chat)
+        card = _asked(client, f"/v1/models/{quote(adapter)}")
+        ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
+        limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
+        model = card if card["parent"] is None else _asked(client, f"/v1/models/{quote(card['parent'])}")
+        base_digest = model["digest"] or ""
+        name = full_name(card, adapter, read_status(layout).get("adapters", []))
     made = _features(read(Settings).features_key_file or layout.data / FEATURES_KEY_FILE)
     numbers = (1, round(4 * temperature), 0, limit.bit_length())
-    model = card if card["parent"] is None else _asked(base, f"/v1/models/{quote(card['parent'])}")
-    base_digest = model["digest"] or ""
     names = made.named(ids, numbers, base=base_digest)
     prompt = predictor_pb2.Prompt(
         tenant=tenant,
-        adapter=scope_name(full_name(card, adapter, read_status(layout).get("adapters", [])), base_digest),
+        adapter=scope_name(name, base_digest),
         prompt_tokens=len(ids),
         max_tokens=limit,
         features=made.of(ids, numbers, base=base_digest).tolist(),
@@ -81,13 +83,11 @@ def full_name(card: dict[str, Any], said: str, adapters: Sequence[dict[str, Any]
     return f"{found[0]['namespace']}/{found[0]['name']}" if found else model
 
 
-def _asked(base: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    with client_of(base) as client:
-        answer = client.get(path) if body is None else client.post(path, json=body)
+def _asked(client: httpx.Client, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    answer = client.get(path) if body is None else client.post(path, json=body)
     if answer.status_code != httpx.codes.OK:
         raise SetupError(visible(message_of(answer)))
-    found: dict[str, Any] = answer.json()
-    return found
+    return json_object(answer.content)
 
 
 def _features(key_file: Path) -> PromptFeatures:

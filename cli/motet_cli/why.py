@@ -11,7 +11,7 @@ import typer
 
 from motet.errors import NotFound, SetupError
 from motet.json_object import json_object
-from motet_cli.chat import NO_GATEWAY, client_of, message_of, url_of
+from motet_cli.gateway_client import NAME_ONE, client_of, message_of, of_a_gateway
 from motet_cli.printer import Printer, visible
 
 Json = dict[str, Any]
@@ -27,16 +27,17 @@ WAITS = ("waits", "held", "parked")
 
 
 def why(data_dir: Path, request: str, *, url: str | None, as_json: bool) -> int:
-    document = _asked(url or url_of(data_dir), request)
+    document = _asked(data_dir, url, request)
     if as_json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(document)
+        with of_a_gateway():
+            _print(document)
     return 0
 
 
-def _asked(url: str, request: str) -> Json:
-    with client_of(url) as client:
+def _asked(data_dir: Path, url: str | None, request: str) -> Json:
+    with client_of(data_dir, url) as client:
         answer = client.get(f"/motet/requests/{quote(request, safe='', errors='surrogateescape')}")
     if answer.status_code == HTTPStatus.NOT_FOUND:
         raise NotFound(visible(message_of(answer)))
@@ -44,7 +45,7 @@ def _asked(url: str, request: str) -> Json:
         raise SetupError(visible(message_of(answer)))
     document = json_object(answer.content)
     if "choices" not in document:
-        raise SetupError(f"the answer cannot be read. {NO_GATEWAY}")
+        raise SetupError(f"the answer cannot be read. {NAME_ONE}")
     return document
 
 

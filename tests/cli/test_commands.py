@@ -17,6 +17,7 @@ import pytest
 from motet.errors import SetupError
 from motet_cli.chat import Conversation, chat
 from motet_cli.why import why
+from motet_operator.local.state_directory import StateDirectory
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
 from testbed.machine import lacking
 
@@ -299,7 +300,7 @@ def test_chat_with_something_else_at_the_url_says_so(
     assert "Is a gateway of Motet at this URL? Name one with --url." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["<html>", "[]", "{}", ""])
+@pytest.mark.parametrize("said", ["<html>", "[]", "{}", "", '{"choices": []}', '{"choices": 3}'])
 def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
     with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
@@ -309,6 +310,21 @@ def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pyte
                 why(Path("nowhere"), "x", url=f"http://127.0.0.1:{server.server_port}", as_json=False)
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize("said", ["<html>", "{}", '{"tokens": 3}'])
+def test_an_estimate_needs_the_answer_of_a_gateway(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoGateway, "said", said)
+    layout = StateDirectory.of(tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            layout.status.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
+            done = motet("predict", "try", "hello", "--adapter", "any", "--data-dir", str(tmp_path))
+        finally:
+            server.shutdown()
+    assert done.returncode == 2
+    assert "the answer cannot be read. Is a gateway of Motet at this URL? See `motet status`." in done.stderr
 
 
 class Garbled(Listing):
@@ -340,6 +356,27 @@ def test_what_is_no_url_is_named_by_its_option(command: tuple[str, ...], url: st
     done = motet(*command, "--url", url)
     assert done.returncode == 2
     assert f"--url '{url}' is not a URL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("why", "x"), ("chat", "any", "-m", "hello"), ("predict", "try", "hello", "--adapter", "any")]
+)
+def test_what_is_no_url_in_the_status_file_is_named_there(command: tuple[str, ...], tmp_path: Path) -> None:
+    status = StateDirectory.of(tmp_path).status
+    status.write_text(json.dumps({"url": "http://localhost:99999"}))
+    done = motet(*command, "--data-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"'http://localhost:99999' in {status} is not a URL" in done.stderr
+    assert "--url" not in done.stderr
+
+
+@pytest.mark.parametrize("field", ["TEXT", "--adapter", "--tenant"])
+def test_an_estimate_of_what_is_not_utf8_is_refused_by_its_field(field: str, tmp_path: Path) -> None:
+    given = {"TEXT": "hello", "--adapter": "any", "--tenant": "acme"} | {field: os.fsdecode(b"a\xff")}
+    options = ("--adapter", given["--adapter"], "--tenant", given["--tenant"])
+    done = motet("predict", "try", given["TEXT"], *options, "--data-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"{field} is not UTF-8" in done.stderr
 
 
 def test_text_that_is_not_utf8_is_not_sent() -> None:

@@ -163,7 +163,6 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
     for folder in (layout.data, layout.sockets):
         folder.mkdir(parents=True, exist_ok=True)
     key = layout.data / FEATURES_KEY_FILE
-    monkeypatch.setattr(predict_try, "url_of", lambda _: "http://gateway")
     tokens = {
         "tokens": [5, 6],
         "token_strs": ["A", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}poem"],
@@ -173,8 +172,8 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         "/v1/models/bard": {"tenant": "acme", "digest": "sha256:1", "parent": "org/base"},
         "/v1/models/org/base": {"tenant": None, "digest": "sha256:b", "parent": None},
     }
-    layout.status.write_text(json.dumps({"adapters": ADAPTERS}))
-    monkeypatch.setattr(predict_try, "_asked", lambda _base, path, body=None: tokens if body else cards[path])
+    layout.status.write_text(json.dumps({"url": "http://gateway", "adapters": ADAPTERS}))
+    monkeypatch.setattr(predict_try, "_asked", lambda _, path, body=None: tokens if body else cards[path])
 
     def explained(adapter: str = "bard") -> int:
         asked = {"adapter": adapter, "tenant": "acme", "max_tokens": 0, "temperature": 1.0}
