@@ -79,7 +79,8 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
     ("status", "body", "expected", "words"),
     [
         (403, {"message": "no right"}, StatusError, "no right"),
-        (404, {"reason": "NotFound"}, StatusError, "NotFound"),
+        (404, {"kind": "Status", "reason": "NotFound"}, StatusError, "NotFound"),
+        (404, b"404 page not found\n", StatusError, "404 page not found"),
         (409, {}, StatusError, "HTTP 409"),
         (418, b"a teapot", StatusError, "a teapot"),
         (429, {"message": "slower"}, Unreachable, "429: slower"),
@@ -90,6 +91,8 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
         (200, b"<html>maintenance", Unreachable, "200 without an object: <html>maintenance"),
         (200, b"[]", Unreachable, "200 without an object"),
         (201, b"", Unreachable, "201 without an object"),
+        (404, b"<html>no such page", Unreachable, "404 without a Status, as a proxy does: <html>no such page"),
+        (404, {"message": "no route"}, Unreachable, "no route"),
     ],
 )
 async def test_each_http_status_becomes_its_error(

@@ -25,6 +25,10 @@ KubeObject = dict[str, Any]
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404, 409, 422, 429
 
 
+NO_SUCH_PATH = "404 page not found"
+"""All that the API server says of a path that it does not serve, such as that of a kind whose definition is deleted"""
+
+
 class ApiError(Exception):
     """A request that failed."""
 
@@ -158,11 +162,13 @@ class ApiConnection:
             parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
             parsed = None
+        said = data[:200].decode(errors="replace").strip()
         if not isinstance(parsed, dict):
-            said = data[:200].decode(errors="replace")
             if status < 300:  # a page of a proxy, say: taken for a list, it would say that nothing exists
                 raise Unreachable(f"the API server answers {status} without an object: {said}")
             parsed = {"message": said}
+        if status == NOT_FOUND and parsed.get("kind") != "Status" and said != NO_SUCH_PATH:
+            raise Unreachable(f"the API server answers {status} without a Status, as a proxy does: {said}")
         return ApiResponse(status, parsed, response.headers.get("Retry-After") or "")
 
     async def _connected(self, configuration: "Configuration") -> "RESTClientObject":
