@@ -18,6 +18,8 @@ from motet.plurals import counted
 from motet.resources import ServingPool
 from motet_operator.reconcile.conditions import ConditionResult, no, unknown, yes
 
+MAX_WRITERS_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingAdvice:
@@ -115,6 +117,8 @@ def _bounded(pool: ServingPool, replicas: int) -> int:
 
 def _conflict(writers: Sequence[str], held: int) -> str:
     names = sorted(set(writers))
+    if len(names) > MAX_WRITERS_NAMED:  # the end of the message says what to do
+        names = [*names[:MAX_WRITERS_NAMED], counted(len(names) - MAX_WRITERS_NAMED, "other")]
     who = f"{' and '.join(names)} {'writes' if len(names) == 1 else 'write'}"
     return (
         f"{who} spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "

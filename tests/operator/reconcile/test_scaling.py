@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.resources.status import MAX_MESSAGE
 from motet_operator.reconcile.scaling import Scaling, ScalingAdvice, decide_replicas
 from tests.operator.builders import pool
 
@@ -65,6 +66,13 @@ def test_a_second_writer_stops_builtin_scaling_and_is_named():
     found = scaled(advice=ScalingAdvice(replicas=9), writers=["kube-controller-manager"])
     assert verdict(found) == (3, "False", "ConflictingManager")
     assert found.condition.message.startswith("kube-controller-manager writes spec.replicas")
+
+
+def test_many_writers_leave_room_for_what_to_do():
+    writers = [f"{number:02d}{'w' * 126}" for number in range(20)]
+    message = scaled(writers=writers).condition.message
+    assert "and 17 others write spec.replicas" in message
+    assert len(message) <= MAX_MESSAGE
 
 
 def test_a_message_counts_one_runner_and_many():
