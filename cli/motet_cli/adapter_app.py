@@ -157,7 +157,7 @@ def push(  # noqa: PLR0917 - typer calls it by name
     from motet_cli.adapter_push import error_in_json
     from motet_cli.adapter_push import push as run
 
-    with error_in_json(as_json=as_json):
+    with error_in_json("check", "pushed", as_json=as_json):
         status = run(
             data_dir,
             folder,
@@ -197,8 +197,12 @@ def rm(
     data_dir: DataDir,
     namespace: Namespace = "default",
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until its name is gone.")] = 60.0,
+    as_json: AsJson = False,
 ) -> None:
     """Remove an adapter that was pushed, and its files if no other manifest names them."""
+    from motet_cli.adapter_push import error_in_json
     from motet_cli.adapter_push import rm as run
 
-    raise typer.Exit(run(data_dir, name, namespace=namespace, wait_seconds=wait))
+    with error_in_json("removed", as_json=as_json):
+        status = run(data_dir, name, namespace=namespace, wait_seconds=wait, as_json=as_json)
+    raise typer.Exit(status)

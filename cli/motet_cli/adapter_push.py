@@ -13,7 +13,7 @@ import typer
 
 from motet.clock import Clock, monotonic
 from motet.domain import Digest, ObjectName
-from motet.errors import AdapterError, SetupError
+from motet.errors import AdapterError, MotetError, SetupError
 from motet.resources import LoRAAdapter, Manifest, ServingPool, read_file
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_found, verdict_document, verdict_for
@@ -114,19 +114,19 @@ def push(
 
 
 @contextmanager
-def error_in_json(*, as_json: bool) -> Iterator[None]:
+def error_in_json(*fields: str, as_json: bool) -> Iterator[None]:
     """Also what could not be done is on standard output then: its code says whether that is for who asked to correct,
-    or for who runs the stack."""
+    or for who runs the stack. `fields`: what the command says otherwise."""
     try:
         yield
-    except SetupError as error:
+    except MotetError as error:
         if as_json:
-            document = {"check": None, "pushed": None, "error": {"code": error.code, "message": error.message}}
+            document = dict.fromkeys(fields) | {"error": {"code": error.code, "message": error.message}}
             typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         raise
 
 
-def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int:
+def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float, as_json: bool = False) -> int:
     """Exit status 1: the stack has not noticed in time."""
     key = name_of(namespace, name, given_as="NAME")
     stack = running_stack(data_dir, in_a_cluster=f"kubectl delete lora {name} -n {namespace}")
@@ -136,19 +136,31 @@ def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int
     deadline = monotonic() + wait_seconds
     while _entry(stack, key) is not None and not pushed.manifest_of(key).exists():
         if monotonic() > deadline:
-            typer.echo(
+            said = (
                 f"The manifest of {key} is removed, but the stack still has the adapter after {wait_seconds:g} s. "
-                f"See the operator's log: {stack.layout.log('operator')}",
-                err=True,
+                f"See the operator's log: {stack.layout.log('operator')}"
             )
+            _print_removed(key, said, as_json=as_json, gone=False)
             return FAILED
         time.sleep(POLL_SECONDS)
     with pushed.locked():
         removed = pushed.remove_unused()
         again = pushed.manifest_of(key).exists()
-    said = " and its files" if own.intersection(removed) else ""
-    typer.echo(f"removed {key}{said}" + ("; another command has pushed it again" if again else ""))
+    files = " and its files" if own.intersection(removed) else ""
+    said = f"removed {key}{files}" + ("; another command has pushed it again" if again else "")
+    _print_removed(key, said, as_json=as_json, digests=sorted(own.intersection(removed)))
     return DONE
+
+
+def _print_removed(
+    key: ObjectName, said: str, *, as_json: bool, gone: bool = True, digests: Sequence[Digest] = ()
+) -> None:
+    """`digests`: of its files, if they were removed."""
+    if not as_json:
+        typer.echo(said, err=not gone)
+        return
+    removed = {"namespace": key.namespace, "name": key.name, "gone": gone, "digests": digests, "message": said}
+    typer.echo(orjson.dumps({"removed": removed}, option=orjson.OPT_INDENT_2).decode())
 
 
 class Awaited:

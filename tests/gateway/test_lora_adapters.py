@@ -324,8 +324,13 @@ async def test_a_full_disk_and_a_stopped_stack_are_not_what_the_client_has_to_co
 ) -> None:
     document = {"check": None, "pushed": None, "error": {"code": code, "message": "why"}} if code else {}
     program.says("push", document, 2, "motet: why\n")
+    program.says("rm", document, 2, "motet: why\n")
+    cluster.add_adapter("legal")
     async with local(cluster) as served:
         assert await refusal(served, LOAD, DESK) == (*expected, "why")
+        status, where = expected
+        unload = (status, "lora_name" if where == "lora_path" else where, "why")
+        assert await refusal(served, UNLOAD, {"lora_name": "legal"}) == unload
 
 
 async def test_a_new_name_is_free_again_after_a_refusal_and_one_that_serves_stays(

@@ -41,7 +41,7 @@ WRONG_USE = 2
 class Done(NamedTuple):
     status: int
     document: dict[str, Any]
-    """What `push --json` says, also of an error; else empty"""
+    """What it says with `--json`, also of an error; empty if it has crashed"""
     said: str
     """Its error, which is meant for who asks; empty if it has crashed"""
 
@@ -76,7 +76,7 @@ class LoraChanges:
         return await self._run("push", str(folder), f"--as={name.name}", f"--namespace={name.namespace}", *options)
 
     async def rm(self, name: ObjectName) -> Done:
-        return await self._run("rm", name.name, f"--namespace={name.namespace}")
+        return await self._run("rm", name.name, f"--namespace={name.namespace}", "--json")
 
     async def _run(self, *arguments: str) -> Done:
         """Raises Overloaded if it takes too long, and Internal if it fails by itself."""

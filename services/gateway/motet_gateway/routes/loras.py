@@ -139,6 +139,8 @@ def lora_routes(gateway: Gateway) -> APIRouter:
         refuse_elsewhere(recipe_to_unload(name), f"motet adapter rm {name.name} -n {name.namespace}")
         async with changes.turn(name):
             done = await changes.rm(name)
+            if _is_of_the_stack(done):
+                raise Overloaded(done.said, retry_after=5.0)
             if done.status != 0 and present(name) is None:
                 raise NotFound(f"The lora adapter '{said}' cannot be found.", param="lora_name")
             if done.status == WRONG_USE:  # a manifest of somebody's declares it
@@ -170,10 +172,16 @@ def _is_there(target: Target, pushed: dict[str, Any]) -> bool:
     return not pushed["ready"] or target.adapter_digest == pushed["digest"]
 
 
+def _is_of_the_stack(done: Done) -> bool:
+    """Whether it failed at a full disk, say, or a stack that does not run: that is not for who asks to correct."""
+    error = done.document.get("error") or {}
+    return done.status == WRONG_USE and bool(done.said) and error.get("code") != SetupError.mapping.code
+
+
 def _not_loaded(done: Done) -> MotetError:
-    check, pushed, error = (done.document.get(name) or {} for name in ("check", "pushed", "error"))
-    if done.status == WRONG_USE and done.said and error.get("code") != SetupError.mapping.code:
-        return Overloaded(done.said, retry_after=5.0)  # a full disk, or a stack that does not run: not who asks
+    check, pushed = (done.document.get(name) or {} for name in ("check", "pushed"))
+    if _is_of_the_stack(done):
+        return Overloaded(done.said, retry_after=5.0)
     if pushed:
         return InvalidRequest(pushed["message"], param="lora_path")
     if not check:
