@@ -11,13 +11,16 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 
+from motet.clock import monotonic
 from motet.digest import adapter_digest, digest_from_hex, hex_of
 from motet.disk import sync_folder
 from motet.domain import Digest, ObjectName
@@ -31,6 +34,10 @@ from motet_operator.local.manifest_folder import DeclaredObjects
 from motet_runner.sources.folder import AdapterFolder, FolderBounds, adapter_folder
 
 LOCK = ".lock"
+POLL_SECONDS = 0.05
+SILENT_SECONDS = 1.0
+"""Who waits longer for the lock is told for what."""
+
 RECORDS = ".manifests"
 HEADER = "# `motet adapter push` has written this file; `motet adapter rm` removes it and the adapter's files.\n"
 
@@ -47,12 +54,21 @@ class PushedAdapters:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._take(lock)
             for left in self.folder.glob(".*-*"):
                 _remove(left)
             yield
         finally:
             os.close(lock)
+
+    def _take(self, lock: int) -> None:
+        deadline = monotonic() + SILENT_SECONDS
+        while monotonic() < deadline:
+            with suppress(BlockingIOError):
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(POLL_SECONDS)
+        typer.echo(f"Waiting for another `motet adapter` command, which has locked {self.folder / LOCK}.", err=True)
+        return fcntl.flock(lock, fcntl.LOCK_EX)
 
     # ------------------------------------------------------------------------------------------------------ the files
 

@@ -24,7 +24,7 @@ from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.keys import KEYS_MADE_FILE
 from motet.resources import LoRAAdapter, files_of, read_all
 from motet.sources import folder_of
-from motet_cli import adapter_push
+from motet_cli import adapter_push, pushed_adapters
 from motet_cli.adapter_bases import Base
 from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
@@ -347,6 +347,29 @@ def test_commands_take_turns(stack: StandingStack) -> None:
     assert kept(stack) == [".lock"]
 
 
+def test_who_waits_for_another_command_is_told(
+    stack: StandingStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pushed_adapters, "SILENT_SECONDS", 0.1)
+    one, other = (PushedAdapters(running_stack(stack.data, in_a_cluster="")) for _ in range(2))
+    said = []
+
+    def waits() -> None:
+        with other.locked():
+            said.append(capsys.readouterr())
+
+    waiting = threading.Thread(target=waits)
+    with one.locked():
+        waiting.start()
+        waiting.join(timeout=0.5)
+        assert not said
+    waiting.join(timeout=60)
+    assert (said[0].out, said[0].err) == (
+        "",
+        f"Waiting for another `motet adapter` command, which has locked {stack.data / 'adapters' / '.lock'}.\n",
+    )
+
+
 def test_other_commands_need_not_wait_until_the_stack_has_noticed_a_removal(
     stack: StandingStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -662,6 +685,22 @@ def test_with_json_the_code_of_an_error_says_who_can_correct_it(stack: StandingS
         assert f"motet: {document['error']['message']}\n" in done.stderr
         said.append((document["check"], document["pushed"], document["error"]["code"]))
     assert said == [(None, None, "state_directory_unusable"), (None, None, "setup_error")]
+
+
+def test_a_removal_in_json_says_what_went_and_who_can_correct_an_error(stack: StandingStack, tmp_path: Path) -> None:
+    assert push(stack, PIRATE) == 0
+    done = motet("adapter", "rm", "desk", "--data-dir", str(stack.data), "--json")
+    removed = json.loads(done.stdout)["removed"]
+    assert (done.returncode, removed["namespace"], removed["name"], removed["gone"]) == (0, "default", "desk", True)
+    assert len(removed["digests"]) == 1
+    said = []
+    for data, name in ((tmp_path / "nothing", "desk"), (stack.data, "Desk"), (stack.data, "desk")):
+        done = motet("adapter", "rm", name, "--data-dir", str(data), "--json")
+        document = json.loads(done.stdout)
+        assert document["removed"] is None
+        assert f"motet: {document['error']['message']}\n" in done.stderr
+        said.append(document["error"]["code"])
+    assert said == ["state_directory_unusable", "setup_error", "not_found"]
 
 
 # -------------------------------------------------------------------------------------------------------- the waiting
