@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from motet.resources.status import AdapterRevision
 from motet.runner_info import MAX_KERNEL_TEXT, KernelState
 from motet_operator.cluster.decision import SchedulerReports
 from motet_operator.local.status import (
+    StatusFile,
     objects_from,
     revisions_from,
     status_document,
@@ -35,6 +37,17 @@ def test_the_status_says_which_kernels_runners_have_and_since_when() -> None:
         {"name": "demo-1", "kernels": {"serving": "cpp (avx512)", "since": "1970-01-01T00:00:00Z", "note": ""}},
         {"name": "demo-2", "kernels": {"serving": "torch", "since": "2001-09-09T01:46:40Z", "note": "why"}},
     ]
+
+
+def test_the_file_is_the_document_whatever_was_written_before(tmp_path: Path) -> None:
+    """Documents that are made anew may get the places in memory of those that have gone."""
+    file = StatusFile(tmp_path / "status.json")
+    stays = {"name": "stays"}
+    for number in range(20):
+        adapters = [{"name": f"{number}-{index}"} for index in range(number)]
+        assert file.write({"url": "x", "adapters": [stays, *adapters]})
+        assert not file.write({"url": "x", "adapters": [dict(stays), *adapters]})
+        assert file.read() == {"url": "x", "adapters": [stays, *adapters]}
 
 
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -1.0, 1e300, 2.0**36 - 1])

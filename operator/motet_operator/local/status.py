@@ -23,6 +23,8 @@ class StatusFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: dict[str, Any] | None = None
+        self._encoded: dict[int, tuple[dict[str, Any], orjson.Fragment]] = {}
+        """Of each adapter, by the `id` of its document, which is kept with it"""
 
     def read(self) -> dict[str, Any]:
         """The last status, perhaps of an earlier operator; empty if there is none."""
@@ -36,9 +38,16 @@ class StatusFile:
         """True if it was written, False if unchanged. Raises OSError."""
         if content == self._written:
             return False
-        write_atomically(self._path, orjson.dumps(content))
+        write_atomically(self._path, orjson.dumps(content | {"adapters": self._encode(content["adapters"])}))
         self._written = content
         return True
+
+    def _encode(self, adapters: Iterable[dict[str, Any]]) -> list[orjson.Fragment]:
+        """A document that is the same object as before is not encoded again: mostly few of thousands have changed."""
+        before, self._encoded = self._encoded, {}
+        for one in adapters:
+            self._encoded[id(one)] = before.get(id(one)) or (one, orjson.Fragment(orjson.dumps(one)))
+        return [fragment for _, fragment in self._encoded.values()]
 
 
 class AdapterDocuments:

@@ -100,7 +100,7 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
     context = adapter_context(view, refused, scalings)
     results = (cache if cache is not None else ResultCache()).evaluate(view, context)
     adapters = tuple(one.status for one in results)
-    counts = count_adapters(view, adapters)
+    counts = count_adapters(view, results)
     pools = tuple(
         pool_status(
             view,

@@ -38,10 +38,6 @@ def _revisions_after(
     now = now.replace(microsecond=0)
     checked = next((one for one in adapter.revisions if one.verdict == "Checking"), None)
     found = [one for one in adapter.revisions if one.verdict != "Checking"]
-    source = adapter.resource.spec.source
-    newest = AdapterRevision(
-        source=adapter.source, revision=source.revision, digest=source.digest, verdict="Checking", time=now
-    )
     if known.serving_digest:
         found = _with_serving(found, adapter, known, now)
     live = {place.digest for place in known.replicas}
@@ -50,6 +46,10 @@ def _revisions_after(
         found = [one for one in found if one.verdict == "Serving" or one.digest != known.serving_digest]
     if known.generation != adapter.generation:
         return tuple(_last(found))  # the report judges what was declared before
+    source = adapter.resource.spec.source
+    newest = AdapterRevision(
+        source=adapter.source, revision=source.revision, digest=source.digest, verdict="Checking", time=now
+    )
     if refused:
         found = _with_newest(found, newest.model_copy(update={"verdict": "Refused", "reason": refused}))
     elif known.checking or known.failure_passes:

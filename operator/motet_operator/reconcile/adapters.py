@@ -7,6 +7,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from motet.domain import ObjectName
@@ -166,13 +167,21 @@ def _full(adapter: LoRAAdapter, bound: int, of_namespace: bool) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdapterResult:
     """The result for one adapter: its status, and its entry in the catalog."""
 
     status: AdapterStatus
     entry: AdapterEntry | None
     """None if the adapter is not to be served."""
+
+    @cached_property
+    def counted(self) -> tuple[int, int, int]:
+        """What it adds to the counts of its group."""
+        accepted, ready = (condition_of(self.status.conditions, type_) for type_ in ("Accepted", "Ready"))
+        if accepted is None or not accepted.holds:
+            return 0, 0, 0
+        return 1, self.status.loaded > 0, ready is not None and ready.status == "False"
 
 
 @dataclass(slots=True)
@@ -184,21 +193,45 @@ class ResultCache:
     _pools: tuple[ServingPool, ...] = ()
     """All pools that accept adapters."""
 
+    _shared: tuple[object, ...] = ()
+
     def evaluate(self, view: View, context: AdapterContext) -> tuple[AdapterResult, ...]:
         before, self._results = self._results, {}
         pools = tuple(pool.resource for pool in context.groups.values())
         if not _same(pools, self._pools):
             self._pools = pools
+        shared_before, self._shared = self._shared, _shared_inputs(view, context)
+        as_before = self._shared == shared_before
         found = []
         for adapter in view.adapters:
             name = adapter.resource.object_name
-            basis = _inputs(view, adapter, context, self._pools)
             remembered = before.get(name)
-            if remembered is None or not _same(remembered[0], basis):
-                remembered = (basis, evaluate_adapter(view, adapter, context))
+            if not (as_before and remembered is not None and _is_of(remembered[0], adapter, view)):
+                basis = _inputs(view, adapter, context, self._pools)
+                if remembered is None or not _same(remembered[0], basis):
+                    remembered = (basis, evaluate_adapter(view, adapter, context))
             self._results[name] = remembered
             found.append(remembered[1])
         return tuple(found)
+
+
+def _shared_inputs(view: View, context: AdapterContext) -> tuple[object, ...]:
+    """All that `_inputs` takes from elsewhere than an adapter and the report about it."""
+    return (
+        {group: pool.resource for group, pool in context.groups.items()},
+        {group: pool for group, (pool, _) in context.unserved.items()},
+        context.runners,
+        context.serving,
+        context.names,
+        context.over_quota,
+        context.asleep,
+        view.namespaces,
+        view.refused_schemes,
+    )
+
+
+def _is_of(inputs: tuple[object, ...], adapter: AdapterObject, view: View) -> bool:
+    return inputs[0] is adapter and inputs[1] is view.adapter_reports.get(adapter.resource.object_name)
 
 
 def _inputs(
@@ -316,18 +349,14 @@ def _runners_holding(known: AdapterReport) -> int:
     return sum(place.tier == "device" for place in _places_of_serving(known))
 
 
-def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[ObjectName, AdapterCounts]:
+def count_adapters(view: View, results: Iterable[AdapterResult]) -> dict[ObjectName, AdapterCounts]:
     """By group: accepted adapters, those that a runner holds, and those that cannot be served."""
     counts: dict[ObjectName, list[int]] = {}
-    for adapter, status in zip(view.adapters, statuses, strict=True):
-        accepted = condition_of(status.conditions, "Accepted")
-        if accepted is None or not accepted.holds:
-            continue
-        count = counts.setdefault(adapter.resource.group, [0, 0, 0])
-        ready = condition_of(status.conditions, "Ready")
-        count[0] += 1
-        count[1] += status.loaded > 0
-        count[2] += ready is not None and ready.status == "False"
+    for adapter, result in zip(view.adapters, results, strict=True):
+        if any(added := result.counted):
+            count = counts.setdefault(adapter.resource.group, [0, 0, 0])
+            for index, number in enumerate(added):
+                count[index] += number
     return {
         group: AdapterCounts(registered=registered, loaded=loaded, failed=failed)
         for group, (registered, loaded, failed) in counts.items()
