@@ -39,7 +39,16 @@ class ServiceSpecs:
         self._process = process
         self._settings = settings
         self._version = version("motet")
-        self._database_url = Database().url(process)  # read once: specifications are made in every round
+        # Read once: specifications are made in every round.
+        self._database_url = Database().url(process)
+        # What came from outside is named as well: a changed setting must not leave an adopted process as it was.
+        self._inherited = {
+            variable: value
+            for variable, value in os.environ.items()
+            if variable.startswith("MOTET_")
+            and not variable.startswith(("MOTET_OPERATOR_", MANAGED_BY_VARIABLE))
+            and variable != CALLERS_VARIABLE
+        }
 
     def control(self, *, store_ready: bool) -> list[ProcessSpec]:
         """The services that each stack has once. The predictor starts once the database is migrated."""
@@ -119,15 +128,7 @@ class ServiceSpecs:
 
     def _common(self, name: str) -> dict[str, str]:
         layout, process = self._layout, self._process
-        # What came from outside is named as well: a changed setting must not leave an adopted process as it was.
-        inherited = {
-            variable: value
-            for variable, value in os.environ.items()
-            if variable.startswith("MOTET_")
-            and not variable.startswith(("MOTET_OPERATOR_", MANAGED_BY_VARIABLE))
-            and variable != CALLERS_VARIABLE
-        }
-        return inherited | {
+        return self._inherited | {
             "MOTET_DATA_DIR": str(layout.data),
             "MOTET_LOG_LEVEL": process.log_level,
             "MOTET_LOG_FORMAT": "json",
