@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.clock import FakeClock
+from motet.clock import FakeClock, monotonic
 from motet.errors import ManifestError, StateDirectoryError
 from motet.health import Health
 from motet.processes import ProcessRecord, ProcessRecords, ProcessSpec, ProcessStatus
@@ -645,3 +645,23 @@ async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, mo
             pass
         await until(lambda: len(rounds) > known + 1)
     assert max(took) < 0.02
+
+
+async def test_looks_at_many_manifests_take_little_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+    one, looks, stamp_of = operator(tmp_path), list[float](), local_operator.stamp_of
+    monkeypatch.setattr(local_operator, "MAX_SIGNATURE_PAUSE_SECONDS", 0.5)
+
+    def stamp(*folder: Any) -> str:
+        began = thread_time()
+        while thread_time() - began < 0.01:
+            pass
+        looks.append(monotonic())
+        return stamp_of(*folder)
+
+    monkeypatch.setattr(local_operator, "stamp_of", stamp)
+    async with running(one, monkeypatch, processes=NoProcesses()):
+        await until(lambda: len(looks) > 3)
+    assert looks[3] - looks[2] >= 0.5

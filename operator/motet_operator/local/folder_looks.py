@@ -33,8 +33,8 @@ MAX_THREADS = 64
 """Each look that takes longer keeps a thread. The same with this number of them, and those at folders that nobody names
 any more count, too."""
 
-PAUSE, MAX_PAUSE_SECONDS = 49, 5.0
-"""Looks at the folders of thousands of adapters take a fiftieth of a core, as far as this pause allows."""
+PAUSE, MAX_PAUSE_SECONDS = 99, 5.0
+"""Looks at the folders of thousands of adapters take a hundredth of a core, as far as this pause allows."""
 
 SLOW_OF_ONE_VOLUME = 2
 """With this number of looks at a file system that take longer, no other folder of it is looked at."""
@@ -153,8 +153,9 @@ class ManyFolders:
         wanted = self._asked
         if wanted is not self._wanted:  # mostly nothing is to be forgotten, of thousands
             self._wanted = wanted
-            self._seen = {folder: seen for folder, seen in self._seen.items() if folder in wanted}
-            self.stamps = {folder: stamp for folder, stamp in self.stamps.items() if folder in wanted}
+            own = {folder: folder for folder in wanted}  # to compare a path with itself takes no time
+            self._seen = {own[folder]: seen for folder, seen in self._seen.items() if folder in own}
+            self.stamps = {own[folder]: stamp for folder, stamp in self.stamps.items() if folder in own}
             self._debouncer.forget(wanted)
         # First those that have answered: if a new one does not, they have not waited for it. Of a slow volume, all have
         # their turns.

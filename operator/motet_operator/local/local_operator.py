@@ -77,6 +77,9 @@ PAUSE, MAX_PAUSE_SECONDS, AT_ONCE_SECONDS = 74, 2.0, 0.05
 """A round looks at all adapters, and each of thousands reports on its own: rounds take a seventy-fifth of a core. Those
 that take this long together may follow each other at once."""
 
+MAX_SIGNATURE_PAUSE_SECONDS = 1.0
+"""Looks at thousands of manifests take a hundredth of a core, too, as far as this pause allows."""
+
 TOGETHER_SECONDS = 0.01
 """Changes that come within it make one round."""
 
@@ -93,6 +96,8 @@ class LocalOperator:
         self._settings = settings
         self._wake = asyncio.Event()
         self.folder = ManifestFolder(settings.manifests, layout.accepted_manifests)
+        self._signature_seconds = 0.0
+        """That the last look at the manifests took of a core"""
         self._manifest_looks = FolderLooks("manifests", settings.manifests, self._wake.set)
         self._adapter_looks = ManyFolders(
             "adapters",
@@ -414,7 +419,8 @@ class LocalOperator:
         settled("manifests", looked, monotonic())
         await self._look_at_adapters(folder_looks.ANSWER_SECONDS)  # it may have taken longer than anybody waits
         while True:
-            await asyncio.sleep(settled.next_look(self._settings.poll_seconds))
+            pause = min(folder_looks.PAUSE * self._signature_seconds, MAX_SIGNATURE_PAUSE_SECONDS)
+            await asyncio.sleep(max(settled.next_look(self._settings.poll_seconds), pause))
             found = settled("manifests", await self._manifest_looks(self._signature), monotonic())
             if found != looked:
                 looked = found
@@ -424,6 +430,13 @@ class LocalOperator:
                 await self._look_at_adapters(folder_looks.ANSWER_SECONDS)
 
     def _signature(self) -> str:
+        began = time.thread_time()
+        try:
+            return self._signature_now()
+        finally:
+            self._signature_seconds = time.thread_time() - began
+
+    def _signature_now(self) -> str:
         path = self._settings.manifests
         if path.is_dir():
             return stamp_of(path, names_manifest)
