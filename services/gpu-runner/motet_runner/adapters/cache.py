@@ -336,15 +336,15 @@ class DiskCache:
                     "source.digest or the files."
                 )
             self._check_whole(target)
-            final = self.path_of(digest)
-            while (held := self._earlier(digest)) is None:
+            held = None
+            while held is None:
                 try:
-                    target.rename(final)
+                    target.rename(self.path_of(digest))
+                    sync_folder(self.folder)
                 except OSError as error:
-                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another source has stored it before
                         raise
-                    continue  # another source or another runner has stored it a moment ago
-                sync_folder(self.folder)
+                held = self._earlier(digest)
         finally:
             _remove(target)  # which has gone if it was renamed
             lease.release()  # not before the adapter has its lease
@@ -476,7 +476,7 @@ _NO_SIZE = _Size(0, 0, 0)
 
 
 def _size_of_adapter(folder: Path) -> int:
-    return sum((folder / name).stat().st_size for name in adapter_files(folder))
+    return sum(os.stat(f"{folder}/{name}").st_size for name in adapter_files(folder))  # noqa: PTH116 - thousands
 
 
 def _bytes_of(folder: Path) -> int:
