@@ -115,6 +115,19 @@ def test_a_kept_check_cannot_name_another_file_than_a_layouts(adapter, name):
         Certification.decode(json.dumps(said), adapter)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [7, None, [], {"other": 1}, {"size_bytes": "many"}, {"size_bytes": "-1"}, {"rank": -1}, {"rank": "4"}],
+)
+def test_a_kept_certificate_has_only_fields_of_a_certificate(adapter, fields):
+    said = json.loads(certify(adapter, LIMITS).encode())
+    said["certificate"] = {"size_bytes": str(1 << 40)}
+    assert Certification.decode(json.dumps(said), adapter).certificate.size_bytes == 1 << 40
+    said["certificate"] = fields
+    with pytest.raises(ValueError, match="not a certificate that Motet has written"):
+        Certification.decode(json.dumps(said), adapter)
+
+
 def test_a_check_says_what_it_says_in_the_service(processes, adapter):
     assert processes.check(adapter) == certify(adapter, LIMITS)
     assert processes.check(adapter).encode() == certify(adapter, LIMITS).encode()
