@@ -632,6 +632,57 @@ async def test_the_scheduler_hears_of_proofs_also_of_a_later_one_that_fails(fold
         assert (state.order, state.digest[:7], state.failure.code) == (0, "sha256:", "adapter_unproved")
 
 
+class ProvingLater(ProvingEngine):
+    """An adapter is on the device before it is proved."""
+
+    ordered = None
+
+    def load_adapter(self, digest, layout, *, pinned=False, proof=None):
+        self.ordered = proof and (digest, layout, proof)
+        super().load_adapter(digest, layout, pinned=pinned)
+
+    def report(self):
+        report = super().report()
+        if self.ordered is not None and any(one.on_device for one in report.adapters):
+            (digest, layout, proof), self.ordered = self.ordered, None
+            super().load_adapter(digest, layout, proof=proof)
+        return report
+
+
+async def test_what_the_answer_to_a_check_tells_is_told_once(folder):
+    address, _ = places(folder)
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address, engine=ProvingLater):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", write_adapter(folder / "a0").as_uri(), order=14)
+        state = await scheduler.adapter("a0")
+        assert (state.order, state.stage, state.certificate.proved_by) == (14, DEVICE, ["torch"])
+        assert {one.order for one in scheduler.of("adapter")} == {14}
+
+
+async def test_an_adapter_that_leaves_the_device_is_told_without_its_certificate(folder):
+    address, _ = places(folder)
+    small = functools.partial(FakeEngine, adapter_slots=1)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=small) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        for name in ("a0", "a1"):
+            scheduler.ensure(name, write_adapter(folder / name, seed=int(name[1:])).as_uri())
+            digest = (await scheduler.adapter(name)).digest
+            await gateway.submit(name, adapter=digest)
+            await gateway.finished(name)
+
+        def news() -> list[scheduler_pb2.AdapterState]:
+            return [one for one in scheduler.of("adapter") if one.ref.name == "a0" and not one.answers]
+
+        came, left = await until(lambda: news() if len(news()) == 2 else None)
+        assert (came.stage, came.certificate.rank) == (DEVICE, 4)
+        assert left.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
+        assert not left.HasField("certificate")
+
+
 async def test_each_later_scheduler_hears_what_the_runner_has_found_wrong_until_it_proves_it(folder, monkeypatch):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()

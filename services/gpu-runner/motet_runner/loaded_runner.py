@@ -231,13 +231,15 @@ class LoadedRunner:
                 self.supervisor.refused(event)
             case AdapterLoaded():
                 self._metrics.adapter_pause_seconds.observe(event.pause)
-                if (one := self.adapters.on_loaded(event)) is not None and not self.scheduler.adapter_changed(one):
-                    self._engine.post(ReportNow())
+                if (one := self.adapters.on_loaded(event)) is not None:
+                    awaited = self.adapters.awaited(event.digest)
+                    if not self.scheduler.adapter_changed(one, awaited=awaited):
+                        self._engine.post(ReportNow())
             case ProofEnded():
                 self._on_proof_ended(event)
             case AdapterEvicted():
                 one = self.adapters.on_evicted(event)
-                if one is None or one.drop_when_idle or not self.scheduler.adapter_changed(one):
+                if one is None or one.drop_when_idle or not self.scheduler.adapter_left(one):
                     self._engine.post(ReportNow())  # only a report tells that it is gone altogether
             case AdapterLeftHost():
                 self.adapters.on_left_host(event)  # the next report tells it
@@ -252,12 +254,13 @@ class LoadedRunner:
 
     def _on_proof_ended(self, event: ProofEnded) -> None:
         """The scheduler is told also of proofs that no order of it waits for."""
+        awaited = self.adapters.awaited(event.digest)
         one, found = self.adapters.on_proof_ended(event), event.found
         if one is None:
             return
         if isinstance(found, Proof):
             log.info("adapter_proved", adapter=event.digest, **found._asdict())
-            self.scheduler.adapter_changed(one)
+            self.scheduler.adapter_changed(one, awaited=awaited)
             return
         log.warning("adapter_not_proved", adapter=event.digest, reason=found.message)
         if isinstance(found, AdapterUnproved):

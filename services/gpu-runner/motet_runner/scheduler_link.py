@@ -21,7 +21,7 @@ from motet.transport import Network
 from motet.transport.methods import ATTACH
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.policy.life import AdapterLife
-from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.adapters.registry import NOBODY, AdapterRegistry
 from motet_runner.engine_messages import SequenceEnded
 from motet_runner.generate_service import GenerateService
 from motet_runner.interface import EngineReport
@@ -156,14 +156,28 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - self._clock())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> bool:
-        """The engine has loaded the adapter, has evicted it, or cannot load it: report that under each of the adapter's
-        names → whether the scheduler learns where it is now. Not if it has no name any more, or no checked files."""
+    def adapter_changed(
+        self, adapter: AdapterLife, error: MotetError | None = None, *, awaited: frozenset[str] = NOBODY
+    ) -> bool:
+        """The engine has loaded or proved the adapter, or cannot: report that under each of the adapter's names →
+        whether the scheduler learns where it is now. Not if it has no name any more, or no checked files. `awaited`:
+        the names under which an order to check it is answered, which tells the same."""
         for ref in adapter.refs:
-            state = state_of(ref, adapter)
-            if error is not None:
-                state.failure.CopyFrom(error.to_proto())
-            self.report_adapter(state)
+            if f"{ref.namespace}/{ref.name}" not in awaited:
+                state = state_of(ref, adapter)
+                if error is not None:
+                    state.failure.CopyFrom(error.to_proto())
+                self.report_adapter(state)
+        return self._learns_place(adapter)
+
+    def adapter_left(self, adapter: AdapterLife) -> bool:
+        """The same, when the engine has evicted it. What the checks have found was told when it was loaded."""
+        for ref in adapter.refs:
+            self.report_adapter(scheduler_pb2.AdapterState(ref=ref, digest=adapter.digest, stage=adapter.stage))
+        return self._learns_place(adapter)
+
+    @staticmethod
+    def _learns_place(adapter: AdapterLife) -> bool:
         return bool(adapter.generations) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:

@@ -45,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 
+NOBODY: frozenset[str] = frozenset()
+
 
 class AdapterRegistry:
     """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `limits` are the disk
@@ -105,6 +107,11 @@ class AdapterRegistry:
     def name_of(self, digest: Digest) -> str:
         life = self.policy.get(digest)
         return life.name if life is not None else digest
+
+    def awaited(self, digest: Digest) -> frozenset[str]:
+        """The manifests whose orders to check this adapter will be answered"""
+        life = self.policy.get(digest)
+        return frozenset(one.manifest for one in life.orders.values() if not one.load) if life is not None else NOBODY
 
     def for_request(self, digest: Digest) -> AdapterLife | None:
         """The adapter, if requests may use it now. If the engine has not loaded it yet, its layout is sent to the
