@@ -471,8 +471,8 @@ def test_those_given_least_are_found_once_for_all_runners(monkeypatch):
     there = OneRunner()
     for n in range(40):
         there.wait(f"{n}", 1 + n % 3, age=40 - n, tenant=f"t{n % 4}", adapter=f"a{n}").share.counter = float(n % 4)
-    walks, in_order = [], OrderedHeads.__iter__
-    monkeypatch.setattr(OrderedHeads, "__iter__", lambda heads: (walks.append(heads), in_order(heads))[1])
+    walks, given_least = [], OrderedHeads.given_at_most
+    monkeypatch.setattr(OrderedHeads, "given_at_most", lambda *one: walks.append(one) or given_least(*one))
     lowest = {}
     for free in (1, 2, 3):
         found = there.tried.that_fit(there.runner, free, 32, highest=0.0, lowest=lowest)
@@ -492,6 +492,31 @@ def test_of_those_given_least_only_the_first_that_fit_are_looked_at():
         sys.setprofile(None)
     assert [head[3].id for head in first] == [head[3].id for head in again] == ["0", "1"]
     assert len(calls) < 250
+
+
+@pytest.mark.parametrize("most", [3, 40, 400])
+def test_those_given_least_are_found_in_their_order_unless_they_are_many(most):
+    chance, there = Random(3), OneRunner()
+    requests = [there.wait(f"{n}", 1, age=chance.random(), tenant=f"t{n % 20}") for n in range(300)]
+    for _ in range(40):
+        chance.choice(requests).share.counter += chance.randrange(3)
+        counter = chance.randrange(3)
+        those = sorted((one for one in requests if one.share.counter <= counter), key=order_of)
+        found = there.tried.heads.given_at_most(counter, most)
+        assert (found and [head[3] for head in found]) == (those if len(those) <= most else None)
+
+
+@pytest.mark.parametrize("count", [40, 300])
+def test_those_given_least_are_tried_in_parts_until_all_were(count):
+    waiting, tried, last = WaitingRequests(), [], None
+    for n in range(count):
+        waiting.add(f"{n:03}", tenant="a", adapter=f"default/a{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n:03}"], "base", {})
+    first_for = partial(waiting.queue.class_queues[STANDARD].first_for, waiting.queue.bases, 0.0)
+    while not tried or last is not None:
+        part, last = first_for(last, fits=lambda request: int(request.id) % 2, examined=8)
+        tried += part
+    assert [int(head[3].id) for head in tried] == [*range(1, count, 2)]
 
 
 @pytest.mark.parametrize("things", [1, 300])

@@ -274,7 +274,11 @@ class ClassQueue:
             return [], None
         found: list[Head] = []
         looked, last = 0, None
-        of_these = takewhile(lambda head: head[0] <= counter, merge(*(line.behind(after) for line in lines)))
+        few = lines[0].given_at_most(counter, MAX_FEW) if len(lines) == 1 else None
+        if few is not None:  # mostly
+            of_these: Iterable[Head] = few[bisect_right(few, after) :] if after is not None else few
+        else:
+            of_these = takewhile(lambda head: head[0] <= counter, merge(*(line.behind(after) for line in lines)))
         for looked, head in enumerate(of_these, 1):
             if fits(head[3]):
                 found.append(head)

@@ -99,6 +99,20 @@ class OrderedHeads:
                 yield head, of_tenant
                 at += 1
 
+    def given_at_most(self, counter: float, most: int) -> list[Head] | None:
+        """Those of tenants with at most this counter, in order. None: they are more than `most`."""
+        if self._new:
+            self._sort()
+        found: list[Head] = []
+        for first, of_tenant in self._firsts(None):
+            given = first[0]
+            if given > counter:
+                break
+            if len(found) + len(of_tenant.heads) > most:
+                return None
+            found += [(given, *turned) for turned in of_tenant.heads]
+        return sorted(found)
+
     def up_to(self, number: int) -> list[Head]:
         """The first."""
         if len(self.of) == 1 and number:  # mostly

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
-from itertools import chain, compress, islice, takewhile, tee
+from itertools import chain, compress, islice, takewhile
 from math import inf
 from operator import itemgetter
 
@@ -30,9 +30,9 @@ LOOKED_FIRST, MANY = 8, 32
 Those of one adapter are then found by each need, in its order."""
 
 
-Lowest = dict["Waiting", Iterator[Head]]
-"""Of those that wait for the same, the ones of tenants that were given least: found once for all runners, and only as
-far as one of these looks."""
+Lowest = dict["Waiting", list[Head] | None]
+"""Of those that wait for the same, the ones of tenants that were given least: found once for all runners. None: there
+are more than `MAX_FEW`."""
 
 
 def sized(request: Request, need: PageNeed) -> Sized:
@@ -64,17 +64,16 @@ def that_fit_of(
     """Those of these, in their order, that need more than `above` pages of a runner and at most `free`. `there`: the
     adapters that take no more pages there, and no slot."""
     capacity, full, kept = id(runner.capacity), runner.only_adapters is not None, runner.ledger.free - free
-
-    def fits(head: Head) -> bool:
+    for head in heads:
         request = head[3]
+        is_there = request.digest in there or request.digest == BASE
+        if full and not is_there:
+            continue
         need = request.page_needs.get(capacity)
         if need is None or not above < need[0] <= free:
-            return False
-        if request.digest == BASE or request.digest in there:
-            return True
-        return not full and (not need[1] or need[0] + kept <= runner.free_beside(need[1]))
-
-    return may_run(filter(fits, heads), runner)
+            continue
+        if is_there or not need[1] or need[0] + kept <= runner.free_beside(need[1]):
+            yield head
 
 
 class ByNeed:
@@ -283,24 +282,21 @@ class Waiting:
         if only is not None and leaving is not None:
             only = running = {one: None for one in only if one != leaving}
         if highest < inf:
-            heads = self._lowest_of(highest, {} if lowest is None else lowest)
-            of_few = that_fit_of(islice(heads, MAX_FEW), runner, above, free, running)
-            firsts = list(islice(of_few, examined))
-            if len(firsts) == examined or next(heads, None) is None:  # mostly
-                return firsts
-        elif only is None:
-            if (few is None or len(few) > MANY) and not runner.capacity.adapter_rank_bytes:
-                of_the_first = that_fit_of(islice(self.heads, LOOKED_FIRST), runner, above, free, running)
-                firsts = list(islice(of_the_first, examined))
-                if len(firsts) == examined:  # mostly
-                    return firsts
-        elif few is None:
+            if lowest is None or self not in lowest:
+                lowest = {} if lowest is None else lowest
+                lowest[self] = self.heads.given_at_most(highest, MAX_FEW)
+            if (heads := lowest[self]) is not None:  # mostly
+                fit = that_fit_of(heads, runner, above, free, running)
+                return [*islice(may_run(fit, runner), examined)]
+        elif few is None and only is not None:
             few = line.few_of((BASE, *only), above, free)
-            if few is None:
-                of_few = that_fit_of(islice(self.heads, MAX_FEW), runner, above, free, running)
-                firsts = list(islice(of_few, examined))
-                if len(firsts) == examined:  # mostly
-                    return firsts
+        if few is None or (only is None and len(few) > MANY):
+            in_order = takewhile(lambda head: head[0] <= highest, self.heads)
+            heads = islice(in_order, LOOKED_FIRST if only is None else MAX_FEW)
+            fit = that_fit_of(heads, runner, above, free, running)
+            firsts = [*islice(may_run(fit, runner), examined)]
+            if len(firsts) == examined:  # mostly
+                return firsts
         if few is not None:  # mostly
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
@@ -319,10 +315,4 @@ class Waiting:
             for digest in (BASE, *running):
                 if (of_adapter := of_each.get(digest)) is not None and of_adapter.by_size[0][0] <= free:
                     found += first(of_adapter, adapters_there=True)
-        return found
-
-    def _lowest_of(self, highest: float, lowest: Lowest) -> Iterator[Head]:
-        """Those of tenants with at most the counter `highest`, in order."""
-        heads = lowest.get(self) or takewhile(lambda head: head[0] <= highest, self.heads)
-        lowest[self], found = tee(heads)
         return found
