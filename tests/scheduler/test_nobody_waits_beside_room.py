@@ -35,6 +35,7 @@ class NobodyWaits(RuleBasedStateMachine):
             patch.object(placement, "PLACED_AT_ONCE", 2),
             patch.object(placement, "SEARCHED_AT_ONCE", 2),
             patch.object(rooms, "MAX_WOKEN", 1),
+            patch.object(rooms, "MAX_ASKED", 1),
             patch.object(queue, "MAX_FREED", 1),
         ]
         for one in self.few:

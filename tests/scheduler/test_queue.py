@@ -14,6 +14,7 @@ from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.rooms import Rooms
 from motet_scheduler.policy.runner_choice import choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Shares
@@ -517,6 +518,17 @@ def test_those_given_least_are_tried_in_parts_until_all_were(count):
         part, last = first_for(last, fits=lambda request: int(request.id) % 2, examined=8)
         tried += part
     assert [int(head[3].id) for head in tried] == [*range(1, count, 2)]
+
+
+def test_those_given_least_are_not_tried_where_room_lacks_a_slot_for_their_adapter():
+    there, room = OneRunner(), Rooms(0)
+    there.runner = Runner(there.runner.identity, "", Capacity(pages=100, adapter_slots=1), 1.0)
+    there.runner.record_promise(("runs", 1), 1, "digest0", 0.0)
+    room.freed(there.runner)
+    assert list(room) == [there.runner]
+    waiting = [there.wait("runs there", 99, digest="digest0"), there.wait("base", 99, digest=BASE)]
+    waiting += [there.wait("needs a slot", 99, digest="digest1"), there.wait("large", 100, digest="digest0")]
+    assert [room.may_hold(one) for one in waiting] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("things", [1, 300])

@@ -48,6 +48,9 @@ MAX_WOKEN = 16
 """Of the runners that have `grown`, on this number others are tried again at once, and `TryMore` goes on. All may have
 when the group no longer lacks last places."""
 
+MAX_ASKED = 16
+"""Of the runners that have room for a request, this number are asked for a slot. Of more, one mostly has it."""
+
 Line = list[tuple[int, int, Runner]]
 """Pages, a number that tells equal ones apart, and the runner. In order."""
 
@@ -130,12 +133,15 @@ class Rooms:
         return {runner: found[runner][1] for runner in runners if runner in found}
 
     def may_hold(self, request: Request) -> bool:
-        """Whether a runner has as much room as this request needs."""
-        by_whole = self._by_whole
-        return any(
-            (rooms := by_whole.get(capacity)) and rooms[-1][0] >= pages
-            for capacity, (pages, _) in request.page_needs.items()
-        )
+        """Whether a runner has as much room as this request needs, and a slot for its adapter, or many have room."""
+        for capacity, (pages, _) in request.page_needs.items():
+            rooms = self._by_whole.get(capacity)
+            if not rooms or rooms[-1][0] < pages:
+                continue  # mostly
+            begin = bisect_left(rooms, (pages,))
+            if len(rooms) - begin > MAX_ASKED or any(one.slot_for(request.digest) for *_, one in rooms[begin:]):
+                return True
+        return False
 
     def that_fit(self, needs: Mapping[CapacityId, PageNeed], *, beside: bool) -> list[Runner]:
         """Those that may hold what needs this; `beside` their last places."""
