@@ -70,7 +70,7 @@ class WaitingRequests:
         self.queue.remove_placed(self.by_name[name], self.runner)
 
     def names(self):
-        return [request.id for request in self.queue]
+        return [request.id for request in filter(None, self.queue.in_order())]
 
     def overdue(self):
         for request in self.queue.heads():
@@ -152,7 +152,7 @@ def test_the_first_in_the_order_that_is_told_cost_no_look_at_all_others(monkeypa
         waiting.add(f"{n:03}", tenant=f"t{n % 2}")
     looked, cost = [], Shares.cost
     monkeypatch.setattr(Shares, "cost", lambda shares, request: looked.append(request) or cost(shares, request))
-    told = iter(waiting.queue)
+    told = filter(None, waiting.queue.in_order())
     first = [next(told).id for _ in range(10)]
     assert len(looked) <= 12
     for name in first:

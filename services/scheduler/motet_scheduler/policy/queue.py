@@ -126,9 +126,6 @@ class Queue:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[Request]:
-        return filter(None, self.in_order())
-
     def in_order(self) -> Iterator[Request | None]:
         """As they would be placed. None: see `expected_order`."""
         return chain.from_iterable(map(ClassQueue.in_order, self.class_queues.values()))

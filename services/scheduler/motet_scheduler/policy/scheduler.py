@@ -172,7 +172,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Recount all ledgers and counters (in tests). Raises AssertionError if they differ."""
-        waiting = {request.id for queue in self.queues.values() for request in queue}
+        waiting = {request.id for queue in self.queues.values() for *_, request in queue.unordered()}
         assert waiting == {r.id for r in self.requests.values() if r.waiting and not r.held}, (
             "queued and waiting differ"
         )

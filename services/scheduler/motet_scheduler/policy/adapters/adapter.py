@@ -104,9 +104,12 @@ class Adapter:
     """Of `spec`"""
 
     def __post_init__(self) -> None:
-        self.line = self.spec.group, self.spec.ref.namespace
+        self.declare(self.spec)
         if self.serving is not None:
             self.states[self.serving.key] = RevisionState(Standing.PROVED)
+
+    def declare(self, spec: AdapterSpec) -> None:
+        self.spec, self.line = spec, (spec.group, spec.ref.namespace)
 
     def state_of(self, key: RevisionKey) -> RevisionState:
         return self.states.get(key, NEW) if self.states else NEW  # of ten thousand that wait, no key is hashed

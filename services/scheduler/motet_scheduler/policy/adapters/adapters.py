@@ -108,7 +108,7 @@ class Adapters:
             if (serving := adapter.serving) is not None:
                 adapter.serving = None
                 self.put(adapter, serving.key, adapter.state_of(serving.key))
-        adapter.spec, adapter.line = spec, (spec.group, spec.ref.namespace)
+        adapter.declare(spec)
 
     def _wanted(self, spec: AdapterSpec) -> RevisionKey:
         return replace(spec.revision, group=spec.group, base=self._bases.of(spec.group).model.digest)
