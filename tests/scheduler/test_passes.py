@@ -57,7 +57,7 @@ def test_all_that_passed_are_counted_and_no_others(most):
                 if found:
                     naive.passes = most
             elif chance.random() < 0.3:  # it gets a later turn
-                passes.count(one.head, number)
+                passes.count([one.head], number)
                 history.count(naive)
                 one.given = naive.given = one.given + chance.random()
             elif chance.random() < 0.1:  # it gets a token

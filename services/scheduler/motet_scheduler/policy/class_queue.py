@@ -123,13 +123,11 @@ class ClassQueue:
             return
         if self._left_over:
             self.known_overdue = None
-        most = self._max_passed_over
-        for passes, (turn_at, sequence, request) in self._passed_of(share):
-            # One that was passed as often as allowed stays overdue.
-            if request.passes < most and passes.count((before, turn_at, sequence, request), self._placements):
+        for passes, heads in self._passed_of(share):
+            if passes.count([(before, *turned) for turned in heads], self._placements):
                 self.known_overdue = None
 
-    def _passed_of(self, share: Share) -> Iterator[tuple[Passes, Turned]]:
+    def _passed_of(self, share: Share) -> Iterator[tuple[Passes, Sequence[Turned]]]:
         """The heads of a tenant that had no place before, each with those that passed it: found by its flows, or by
         what they wait for, whichever are fewer. Adapters with `maxReplicas` may wait for thousands of things."""
         if len(share.flows) <= len(self._passes):
@@ -137,18 +135,17 @@ class ClassQueue:
                 unpaid, *_, request = flow[0]
                 passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
                 if unpaid and passes is not None:
-                    yield passes, (request.turn_at, request.sequence, request)
+                    yield passes, [(request.turn_at, request.sequence, request)]
             return
         for runners_of, passes in self._passes.items():
             if (waiting := self.waiting.get(runners_of)) is not None:
-                for turned in waiting.heads.of_tenant(share, MAX_COUNTED, self._max_passed_over):
-                    yield passes, turned
+                yield passes, waiting.heads.of_tenant(share, MAX_COUNTED, self._max_passed_over)
 
     def _keep_passes(self, request: Request) -> None:
         """Those that passed it where it waited: it leaves, and may come back."""
         passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
         if passes is not None:
-            passes.count(head_of(request), self._placements)
+            passes.count([head_of(request)], self._placements)
 
     def note_replaced(self, request: Request) -> None:
         """Its revision was replaced: those behind it need not wait for the runners that hold it."""

@@ -1,6 +1,7 @@
 """How often others took room that was too small for a request that had its turn before them."""
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 from motet_scheduler.policy.order import Head, Order, head_of
 from motet_scheduler.policy.requests import Request
@@ -88,17 +89,21 @@ class Passes:
             request.passes = self._max_passed_over  # it stays so
         return missing
 
-    def count(self, head: Head, number: int) -> bool:
-        """Those that passed this one, before it gets a later turn. `number`: of the last placement. Returns whether
+    def count(self, heads: Iterable[Head], number: int) -> bool:
+        """Those that passed these, before they get a later turn. `number`: of the last placement. Returns whether
         another one may be the first then."""
-        request = head[3]
-        if request.passes >= self._max_passed_over:
-            return False  # it stays overdue
-        numbers, orders = self._numbers, self._sorted
-        if orders and numbers[-len(orders)] > request.passes_from:  # mostly: all of these came after it
-            request.passes += len(orders) - bisect_right(orders, head)
-        else:
-            first = bisect_right(numbers, request.passes_from)
-            request.passes += sum(map(head.__lt__, self._orders[first:]))
-        request.passes_from = number
-        return self._watched is not None and self._watched[3] is request
+        numbers, orders, watched = self._numbers, self._sorted, self._watched
+        last_from = numbers[-len(orders)] if orders else -1
+        changed = False
+        for head in heads:
+            request = head[3]
+            if request.passes >= self._max_passed_over:
+                continue  # it stays overdue
+            if last_from > request.passes_from:  # mostly: all of these came after it
+                request.passes += len(orders) - bisect_right(orders, head)
+            else:
+                first = bisect_right(numbers, request.passes_from)
+                request.passes += sum(map(head.__lt__, self._orders[first:]))
+            request.passes_from = number
+            changed |= watched is not None and watched[3] is request
+        return changed

@@ -63,7 +63,7 @@ def that_fit_of(
 ) -> Iterator[Head]:
     """Those of these, in their order, that need more than `above` pages of a runner and at most `free`. `there`: the
     adapters that take no more pages there, and no slot."""
-    capacity, full, kept = id(runner.capacity), runner.only_adapters is not None, runner.ledger.free - free
+    capacity, full = id(runner.capacity), runner.only_adapters is not None
     for head in heads:
         request = head[3]
         is_there = request.digest in there or request.digest == BASE
@@ -72,7 +72,7 @@ def that_fit_of(
         need = request.page_needs.get(capacity)
         if need is None or not above < need[0] <= free:
             continue
-        if is_there or not need[1] or need[0] + kept <= runner.free_beside(need[1]):
+        if is_there or not need[1] or need[0] + runner.ledger.free - free <= runner.free_beside(need[1]):
             yield head
 
 
