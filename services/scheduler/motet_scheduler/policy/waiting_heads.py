@@ -59,15 +59,15 @@ def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
 
 
 def that_fit_of(
-    heads: Iterable[Head], runner: Runner, above: int, free: int, there: Collection[Digest]
+    heads: Iterable[Head], runner: Runner, above: int, free: int, only: Collection[Digest] | None
 ) -> Iterator[Head]:
-    """Those of these, in their order, that need more than `above` pages of a runner and at most `free`. `there`: the
-    adapters that take no more pages there, and no slot."""
-    capacity, full = id(runner.capacity), runner.only_adapters is not None
+    """Those of these, in their order, that need more than `above` pages of a runner and at most `free`. `only`: the
+    adapters that alone may be used there. None: any may."""
+    capacity, there = id(runner.capacity), runner.adapters_running if only is None else only
     for head in heads:
         request = head[3]
         is_there = request.digest in there or request.digest == BASE
-        if full and not is_there:
+        if only is not None and not is_there:
             continue
         need = request.page_needs.get(capacity)
         if need is None or not above < need[0] <= free:
@@ -278,22 +278,22 @@ class Waiting:
         few = between(above, free, line.by_size, max(examined, MAX_FEW)) if highest == inf else None
         if few is not None and not few:
             return []  # mostly
-        only, running = runner.only_adapters, runner.adapters_running
+        only = runner.only_adapters
         if only is not None and leaving is not None:
-            only = running = {one: None for one in only if one != leaving}
+            only = {one: None for one in only if one != leaving}
         if highest < inf:
             if lowest is None or self not in lowest:
                 lowest = {} if lowest is None else lowest
                 lowest[self] = self.heads.given_at_most(highest, MAX_FEW)
             if (heads := lowest[self]) is not None:  # mostly
-                fit = that_fit_of(heads, runner, above, free, running)
+                fit = that_fit_of(heads, runner, above, free, only)
                 return [*islice(may_run(fit, runner), examined)]
         elif few is None and only is not None:
             few = line.few_of((BASE, *only), above, free)
         if few is None or (only is None and len(few) > MANY):
             in_order = takewhile(lambda head: head[0] <= highest, self.heads)
-            heads = islice(in_order, LOOKED_FIRST if only is None else MAX_FEW)
-            fit = that_fit_of(heads, runner, above, free, running)
+            of_first = islice(in_order, LOOKED_FIRST if only is None else MAX_FEW)
+            fit = that_fit_of(of_first, runner, above, free, only)
             firsts = [*islice(may_run(fit, runner), examined)]
             if len(firsts) == examined:  # mostly
                 return firsts
@@ -301,7 +301,7 @@ class Waiting:
             if only is not None:
                 few = [*compress(few, map({BASE, *only}.__contains__, map(ITS_ADAPTER, few)))]  # as fast as it can be
             elif runner.capacity.adapter_rank_bytes:
-                kept = runner.ledger.free - free
+                kept, running = runner.ledger.free - free, runner.adapters_running
                 few = [
                     one for one in few if not one[1] or one[4] in running or one[0] + kept <= runner.free_beside(one[1])
                 ]
@@ -312,7 +312,7 @@ class Waiting:
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
             of_each = line.by_adapter()
-            for digest in (BASE, *running):
+            for digest in (BASE, *(runner.adapters_running if only is None else only)):
                 if (of_adapter := of_each.get(digest)) is not None and of_adapter.by_size[0][0] <= free:
                     found += first(of_adapter, adapters_there=True)
         return found
