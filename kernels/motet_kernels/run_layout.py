@@ -110,6 +110,9 @@ class RunLayout:
     ) -> None:
         """The same for linears of one shape, in a run on the host: lora_A [linears, rank, in] and lora_B [linears, out,
         rank]. What is computed for all together takes hardly longer than for one."""
+        widths = a.shape[2], b.shape[1]
+        if not a.shape[1] == b.shape[2] <= self.rank or any(self._widths[linear] != widths for linear in linears):
+            raise ValueError(f"{linears[0]}: {tuple(a.shape)} and {tuple(b.shape)} do not fit the layout")
         turned = b.new_empty((len(b), b.shape[2], b.shape[1]), dtype=torch.float32).copy_(b.mT)
         turned.mul_(torch.tensor(scales, dtype=torch.float32)[:, None, None])
         into = run.numpy()

@@ -120,3 +120,15 @@ def test_linears_that_are_written_together_are_written_as_each_alone(make, store
         layout.write(alone, *one)
     assert together.any()
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("make", [RunLayout, int8_layout])
+@pytest.mark.parametrize(("rank", "inputs", "outputs"), [(20, 32, 56), (5, 200, 56), (5, 32, 57)])
+def test_matrices_of_another_shape_are_written_over_no_neighbour(make, rank: int, inputs: int, outputs: int) -> None:
+    layout = make(16, GROUPS, torch.float32)
+    run = torch.zeros(layout.bytes, dtype=torch.uint8)
+    a, b = torch.ones(2, rank, inputs), torch.ones(2, outputs, rank)
+    with pytest.raises((ValueError, RuntimeError)):
+        layout.write_alike(run, ["gate", "up"], a, b, [1.0, 1.0])
+    for other in ("q", "k", "v", "o", "down"):
+        assert not any(matrix.any() for matrix in layout.matrices(run, other))

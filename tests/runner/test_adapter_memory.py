@@ -165,18 +165,18 @@ def test_a_load_that_nobody_needs_is_given_up_for_kv(
     llama: Path, ranks: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, ended, reads = threading.Event(), threading.Event(), []
-    read, start = WeightReader.values_of, LoadThreads.run
+    read, start = WeightReader.read_into, LoadThreads.run
 
-    def slow(self: WeightReader, matrix: object) -> object:
+    def slow(self: WeightReader, into: object, matrix: object) -> None:
         assert answers.wait(60)
         reads.append(matrix)
-        return read(self, matrix)
+        read(self, into, matrix)
 
     def until_ended(work: Work) -> None:
         work()
         ended.set()
 
-    monkeypatch.setattr(WeightReader, "values_of", slow)
+    monkeypatch.setattr(WeightReader, "read_into", slow)
     monkeypatch.setattr(LoadThreads, "run", lambda threads, work: start(threads, partial(until_ended, work)))
     monkeypatch.setattr("motet_runner.adapters.host_load.MAX_BYTES_TOGETHER", 1)
     engine = make_engine(llama, **pool(24))
@@ -211,15 +211,15 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     engine = make_engine(llama)
     load(engine, Digest("8"), ranks[8])
     load(engine, Digest("16"), ranks[16])
-    read, reads = WeightReader.values_of, []
+    read, reads = WeightReader.read_into, []
 
-    def no_memory(self: WeightReader, matrix: object) -> object:
+    def no_memory(self: WeightReader, into: object, matrix: object) -> None:
         reads.append(matrix)
         if self._layout.rank == 16 and len(reads) > 5:
             raise error
-        return read(self, matrix)
+        read(self, into, matrix)
 
-    monkeypatch.setattr(WeightReader, "values_of", no_memory)
+    monkeypatch.setattr(WeightReader, "read_into", no_memory)
     ran = run(engine, ask("poor", adapter=Digest("16")), ask("good", adapter=Digest("8")), ask("base"))
     assert ran.last["poor"].finish is Finish.FAILED
     assert isinstance(ran.last["poor"].error, Overloaded)

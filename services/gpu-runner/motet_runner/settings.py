@@ -333,8 +333,8 @@ class Settings(BaseSettings):
 
     hang_seconds: float = Field(60.0, gt=0)
     """When the engine has work, and for this long it completes no step and reads no part of an adapter, /livez says
-    that it hangs, and Kubernetes restarts the pod. A part is what an adapter has for one linear layer: a disk that
-    gives less than one in this time counts as a hang."""
+    that it hangs, and Kubernetes restarts the pod. A part has at most 1 MiB: a disk that gives less in this time
+    counts as a hang."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)
     """The most KiB that may wait for a gateway that does not read. Beyond this, the gateway's stream is closed."""

@@ -91,6 +91,7 @@ class HostLoad:
         self._done = 0
         self._allowed = 0.0
         self._given_up = False
+        self._reader: WeightReader | None = None
         self._ended = threading.Event()
         self._error: BaseException | None = None
         THREADS.run(self._run)
@@ -113,6 +114,11 @@ class HostLoad:
         if self._error is not None:
             raise self._error
         return ended
+
+    @property
+    def progress(self) -> int:
+        """Grows with each read that the disk answers."""
+        return self.read_bytes + (self._reader.given if self._reader is not None else 0)
 
     @property
     def thread_ended(self) -> bool:
@@ -183,7 +189,8 @@ class HostLoad:
                 f"The adapter has weights for {unknown}, which is not a linear layer of this model. Check the adapter "
                 "against this model first."
             )
-        with WeightReader(self._adapter) as matrices:
+        self._reader = WeightReader(self._adapter)
+        with self._reader as matrices:
             self.linears = frozenset(linears)
             self.scales = any(linear.scales for linear in linears.values())
             self.run = run
@@ -263,7 +270,7 @@ class KeptInHost:
     def __init__(self, layout: RunLayout, run: torch.Tensor, contents: LoadedContents) -> None:
         self.layout = layout
         self.run = run
-        self.read_bytes = layout.bytes
+        self.read_bytes = self.progress = layout.bytes
         self.linears, self.scales, self.from_slab = contents.linears, contents.scales, contents.from_slab
 
     def allow(self, size: float) -> None:
@@ -292,11 +299,12 @@ class _GivenUp(Exception):
 
 
 def _first_of(ordered: Sequence[tuple[int, LoraLinear]], most_bytes: float) -> tuple[int, int]:
-    """How many linears are read next, at least one, and their bytes"""
+    """How many linears are read next, at least one, and their bytes. One that scales is read alone: what it needs to
+    know of the base takes long."""
     size = 0
     for count, (_, linear) in enumerate(ordered):
         of_it = sum(tensor.bytes for tensor in linear.tensors)
-        if count and size + of_it > most_bytes:
+        if count and (size + of_it > most_bytes or linear.scales or ordered[0][1].scales):
             return count, size
         size += of_it
     return len(ordered), size

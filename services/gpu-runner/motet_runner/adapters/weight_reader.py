@@ -16,6 +16,9 @@ MAX_BYTES_AT_ONCE = 4 << 20
 """A file that is not larger is read as a whole. Each read gives Python's lock to another thread, and to get it back
 takes as long as to read a small matrix."""
 
+MAX_BYTES_A_READ = 256 << 10
+"""After each, the engine sees that the disk answers, however slow it is."""
+
 Values = npt.NDArray[np.uint8]
 
 
@@ -29,6 +32,8 @@ class WeightReader:
     def __init__(self, layout: AdapterLayout) -> None:
         self._layout = layout
         self._whole: Values | None = None
+        self.given = 0
+        """How many bytes the disk has given"""
 
     def __enter__(self) -> "WeightReader":
         try:
@@ -53,26 +58,32 @@ class WeightReader:
     def read_alike(self, matrices: Sequence[StoredTensor]) -> torch.Tensor:
         """Matrices of one shape and type, with one dimension more for their number"""
         first = matrices[0]
-        values = np.concatenate([self.values_of(matrix) for matrix in matrices])
+        values = np.empty(len(matrices) * first.bytes, np.uint8)
+        for matrix, into in zip(matrices, values.reshape(len(matrices), -1), strict=True):
+            self.read_into(into, matrix)
         return torch.frombuffer(values, dtype=TYPES[first.dtype]).view(len(matrices), *first.shape)
 
-    def values_of(self, matrix: StoredTensor) -> Values:
-        """Its bytes. They may be the reader's own: do not write to them."""
+    def read_into(self, into: Values, matrix: StoredTensor) -> None:
         if self._layout.stamp.size > MAX_BYTES_AT_ONCE:
-            return self._read(matrix.start, matrix.bytes)
+            self._fill(into, matrix.start)
+            return
         if self._whole is None:
-            self._whole = self._read(0, self._layout.stamp.size)
-        return self._whole[matrix.start : matrix.start + matrix.bytes]
+            whole = np.empty(self._layout.stamp.size, np.uint8)
+            self._fill(whole, 0)
+            self._whole = whole
+        into[:] = self._whole[matrix.start : matrix.start + matrix.bytes]
 
-    def _read(self, at: int, size: int) -> Values:
-        values = np.empty(size, np.uint8)
-        left = values.data
+    def _fill(self, into: Values, at: int) -> None:
+        left = into.data
         while left:
-            count = os.preadv(self._file, [left], at)
+            count = self._read_some(left[:MAX_BYTES_A_READ], at)
             if not count:
                 raise has_changed(self._layout)
             at, left = at + count, left[count:]
-        return values
+            self.given += count
+
+    def _read_some(self, into: memoryview, at: int) -> int:
+        return os.preadv(self._file, [into], at)
 
 
 def has_changed(layout: AdapterLayout) -> AdapterFetchFailed:

@@ -9,7 +9,10 @@ import torch
 @contextmanager
 def one_thread() -> Iterator[None]:
     """With several threads, a product of torch's is cut into parts of other shapes, so its last digits may differ. And
-    if other processes want the cores, each operator waits until its other threads get one."""
+    if other processes want the cores, each operator waits until its other threads get one.
+
+    A thread of Python's whose first operator comes meanwhile keeps to one, too.
+    """
     usual = torch.get_num_threads()
     if usual == 1:
         yield

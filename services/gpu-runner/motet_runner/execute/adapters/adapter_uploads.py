@@ -66,8 +66,8 @@ class _Loading:
     """True if it may read since an earlier iteration."""
     waits: bool = False
     """True if this iteration waits for it, as long as it may"""
-    seen_bytes: int = 0
-    """Of the bytes that have been read"""
+    seen: int = 0
+    """Of the host's progress"""
     may_read: bool = False
     """True if the last iteration let it read something"""
     moved_at: float = 0.0
@@ -337,7 +337,7 @@ class AdapterLoads:
         host.allow(share.to_read)
         left = host.layout.bytes - host.read_bytes
         loading.waits = hurry or (not loading.asked and left <= share.to_read)
-        answers = host.read_bytes > loading.seen_bytes or not loading.asked
+        answers = host.progress > loading.seen or not loading.asked
         if answers or not loading.may_read or not left:
             loading.moved_at = self.clock()
         loading.may_read = share.to_read > 0
@@ -361,10 +361,10 @@ class AdapterLoads:
         share.wait = max(0.0, share.wait - (self.clock() - began))
         if host.run is None:
             return False
-        begin, end = loading.copied_bytes, host.read_bytes
-        self.parts += end > loading.seen_bytes
-        loading.seen_bytes = end
-        end = int(min(end, begin + share.to_copy))
+        begin, progress = loading.copied_bytes, host.progress
+        self.parts += progress > loading.seen
+        loading.seen = progress
+        end = int(min(host.read_bytes, begin + share.to_copy))
         share.to_copy -= end - begin
         offset = first_page * self.memory.shape[1]
         self.stream.follow_model()
@@ -379,10 +379,10 @@ class AdapterLoads:
             host.read(self._places[offset : offset + host.layout.bytes], share.to_copy)
         except NotInPlace:
             host.give_up()
-            loading.host, loading.asked, loading.seen_bytes = self._on_thread(loading.load, host.layout), False, 0
+            loading.host, loading.asked, loading.seen = self._on_thread(loading.load, host.layout), False, 0
             return False
         self.parts += host.read_bytes > begin
-        loading.seen_bytes = host.read_bytes
+        loading.seen = host.progress
         share.to_copy -= host.read_bytes - begin
         return host.read_bytes == host.layout.bytes
 

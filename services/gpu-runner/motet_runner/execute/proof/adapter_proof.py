@@ -53,6 +53,10 @@ COMPANY = 12
 """The tokens of the text that is computed with the other one, to see by how much that moves it"""
 
 
+MAX_BYTES_FOR_ONE_THREAD = 512 << 20
+"""Of the base model's weights"""
+
+
 class _Compared(NamedTuple):
     linears: tuple[str, ...]
     wrong: torch.Tensor
@@ -160,6 +164,11 @@ class Prover:
         with added(modules, backend, batch):
             return modules.forward(batch)
 
+    def _is_small(self) -> bool:
+        """One thread takes a few hundredths of a second for a short text."""
+        sizes = (one.numel() * one.dtype.itemsize for one in self.loaded.model.parameters())
+        return sum(sizes) <= MAX_BYTES_FOR_ONE_THREAD
+
     def _tokens(self) -> list[int]:
         return text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary)
 
@@ -175,8 +184,8 @@ class Prover:
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[TOKENS, vocabulary] of the first text in fp32"""
         model = self._model()
-        # Whatever number of threads the engine has: torch's sums depend on it, those of the compiled kernels do not.
-        with added(model, self.backend(), batch), nullcontext() if model.fused is not None else one_thread():
+        # Always with as many threads: torch's sums depend on their number.
+        with added(model, self.backend(), batch), one_thread() if self._is_small() else nullcontext():
             every = model.forward(batch)
         place = 0
         for row in batch.line.rows:
@@ -210,10 +219,6 @@ class AdapterProof:
         """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait, so go on
         for about as long; 0 if one would. → True if all is launched: `result` reads it once the device has computed
         it."""
-        with one_thread() if wait_seconds else nullcontext():
-            return self._advance(placed, wait_seconds)
-
-    def _advance(self, placed: PlacedAdapter, wait_seconds: float) -> bool:
         prover, expected = self._prover, self._expected
         if expected is not None:
             expected.let_thread_compute(computes=not wait_seconds)
@@ -223,7 +228,8 @@ class AdapterProof:
             if prover.prepare():
                 self._effect = prover.effect_of(placed)
         elif expected is not None and self._done < expected.linears:
-            self._next_linears(expected, placed, wait_seconds)
+            with one_thread() if wait_seconds else nullcontext():
+                self._next_linears(expected, placed, wait_seconds)
         elif self._answers is not None:
             self.parts += self._answers.advance(placed, wait_seconds=wait_seconds)
         proved = expected is None or (self._effect is not None and self._done == expected.linears)
