@@ -34,9 +34,9 @@ Json = dict[str, Any]
 DONE, FAILED = 0, 1
 
 POLL_SECONDS = 0.1
-SETTLED_SECONDS = 2.0
+SETTLED_SECONDS = 3.0
 """How long a refusal must stay to count. Until a runner has reported about the new files, a status may have the refusal
-of earlier ones."""
+of earlier ones: with thousands of adapters the operator writes it every two seconds (`MAX_PAUSE_SECONDS`)."""
 
 IDLE = ("Suspended", "ScaledToZero")
 """Reasons of `Ready` for an adapter that nobody wants served now."""
@@ -140,7 +140,7 @@ def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float, as_jso
                 f"The manifest of {key} is removed, but the stack still has the adapter after {wait_seconds:g} s. "
                 f"See the operator's log: {stack.layout.log('operator')}"
             )
-            _print_removed(key, said, as_json=as_json, gone=False)
+            _print_removed(key, said, as_json=as_json, gone=False, failed=True)
             return FAILED
         time.sleep(POLL_SECONDS)
     with pushed.locked():
@@ -148,16 +148,16 @@ def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float, as_jso
         again = pushed.manifest_of(key).exists()
     files = " and its files" if own.intersection(removed) else ""
     said = f"removed {key}{files}" + ("; another command has pushed it again" if again else "")
-    _print_removed(key, said, as_json=as_json, digests=sorted(own.intersection(removed)))
+    _print_removed(key, said, as_json=as_json, gone=not again, digests=sorted(own.intersection(removed)))
     return DONE
 
 
 def _print_removed(
-    key: ObjectName, said: str, *, as_json: bool, gone: bool = True, digests: Sequence[Digest] = ()
+    key: ObjectName, said: str, *, as_json: bool, gone: bool, failed: bool = False, digests: Sequence[Digest] = ()
 ) -> None:
-    """`digests`: of its files, if they were removed."""
+    """`gone`: the stack has no adapter of this name now; `digests`: of its files, if they were removed."""
     if not as_json:
-        typer.echo(said, err=not gone)
+        typer.echo(said, err=failed)
         return
     removed = {"namespace": key.namespace, "name": key.name, "gone": gone, "digests": digests, "message": said}
     typer.echo(orjson.dumps({"removed": removed}, option=orjson.OPT_INDENT_2).decode())

@@ -48,7 +48,7 @@ def _converse(client: httpx.Client, conversation: Conversation) -> int:
     """Until the end of the input. A pipe's exit status is 1 if a request was refused."""
     interactive = sys.stdin.isatty()
     if interactive:
-        typer.secho(f"Talking to {visible(conversation.model)}. Type /help .", dim=True)
+        typer.secho(f"Talking to {visible(conversation.model)}. Type /help for the commands.", dim=True)
         _enable_line_editing()
     refused = False
     while True:

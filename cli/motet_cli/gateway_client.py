@@ -1,5 +1,6 @@
 """A client of the gateway, for the commands that ask one: at the URL of --url, or at that of the local stack."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from motet_operator.local.state_directory import StateDirectory
 
 NO_GATEWAY = "Is a gateway of Motet at this URL?"
 NAME_ONE = f"{NO_GATEWAY} Name one with --url."
+
+_PASSWORD = re.compile(r"//[^/?#]*@")
 
 CONNECT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 120.0
@@ -32,23 +35,26 @@ def client_of(data_dir: Path, url: str | None = None) -> Iterator[httpx.Client]:
     """Asks the gateway at this URL; without one, that of the local stack. SetupError if it is no URL, or if nobody
     answers there."""
     base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
+    shown = _PASSWORD.sub("//", base)
     try:
         _check_address(httpx.URL(base))
     except (httpx.InvalidURL, ValueError) as error:
-        where, fix = f"--url {base!r}", "Write it as http://HOST:PORT."
+        where, fix = f"--url {shown!r}", "Write it as http://HOST:PORT."
         if not url:
-            where, fix = f"{base!r} in {StateDirectory.of(data_dir).status}", "Start Motet again."
+            where, fix = f"{shown!r} in {StateDirectory.of(data_dir).status}", "Start Motet again."
         raise SetupError(f"{where} is not a URL ({error}). {fix}") from error
     timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
     try:
         with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=_credential()) as client:
             yield client
     except httpx.HTTPError as error:
-        raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+        raise SetupError(f"no answer from {shown} ({error}). Is Motet running? See `motet status`.") from error
 
 
 def _check_address(url: httpx.URL) -> None:
     """Raises ValueError for what no socket takes."""
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError("it does not begin with http://HOST")
     url.raw_host.decode().encode("idna")
     if not 0 <= (url.port or 0) < 1 << 16:
         raise ValueError("a port is at most 65535")
@@ -78,6 +84,8 @@ def of_a_gateway(error: type[Exception] = SetupError, *, hint: str = NAME_ONE) -
     """Read what a gateway sends. Anybody may answer at the URL."""
     try:
         yield
+    except UnicodeEncodeError:  # of the terminal, when the answer is printed
+        raise
     except (ValueError, LookupError, TypeError, AttributeError) as cause:
         raise error(f"the answer cannot be read. {hint}") from cause
 

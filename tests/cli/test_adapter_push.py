@@ -370,18 +370,21 @@ def test_who_waits_for_another_command_is_told(
     )
 
 
+@pytest.mark.parametrize("as_json", [False, True])
 def test_other_commands_need_not_wait_until_the_stack_has_noticed_a_removal(
-    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+    stack: StandingStack, capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
     assert push(stack, PIRATE) == 0
     stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), Ready=SERVES))
-    removal = threading.Thread(target=rm, args=(stack,), kwargs={"wait_seconds": 60.0})
+    removal = threading.Thread(target=rm, args=(stack,), kwargs={"wait_seconds": 60.0, "as_json": as_json})
     removal.start()
     local_stack.until(lambda: not (stack.manifests / "default.desk.pushed.yaml").exists())
     assert push(stack, STORYTELLER) == 0
     removal.join(timeout=60)
     assert not removal.is_alive()
-    assert "removed default/desk; another command has pushed it again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "removed default/desk; another command has pushed it again" in said
+    assert ('"gone": false' in said) == as_json
     assert kept(stack) == [".lock", *sorted(map(place_of, (PIRATE, STORYTELLER)))]
 
 
@@ -751,7 +754,7 @@ def test_a_refusal_counts_once_it_has_stayed(stack: StandingStack) -> None:
     entry = adapter_entry("desk", digest=None, Ready=REFUSED, Certified=REFUSED)
     stack.says(entry)
     assert waiting.look() is None
-    clock.now += 1.5
+    clock.now += 2.5
     assert waiting.look() is None
     clock.now += 0.6
     assert waiting.look() == Outcome(1, entry, "ShapeMismatch: wrong shapes")

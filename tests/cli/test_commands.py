@@ -350,12 +350,28 @@ def test_an_answer_that_is_not_what_its_headers_say_is_none(command: tuple[str, 
 
 @pytest.mark.parametrize("command", [("why", "x"), ("chat", "any", "-m", "hello")])
 @pytest.mark.parametrize(
-    "url", ["http://[::1", "http://localhost:port", "http://localhost:99999", f"http://{'a' * 64}"]
+    "url",
+    [
+        "http://[::1",
+        "http://localhost:port",
+        "http://localhost:99999",
+        f"http://{'a' * 64}",
+        "localhost:8000",
+        "ftp://localhost",
+    ],
 )
 def test_what_is_no_url_is_named_by_its_option(command: tuple[str, ...], url: str) -> None:
     done = motet(*command, "--url", url)
     assert done.returncode == 2
     assert f"--url '{url}' is not a URL" in done.stderr
+
+
+@pytest.mark.parametrize("port", [1, 99999])
+def test_a_password_in_a_url_is_not_printed(port: int) -> None:
+    done = motet("why", "x", "--url", f"http://user:secret@127.0.0.1:{port}")
+    assert done.returncode == 2
+    assert f"http://127.0.0.1:{port}" in done.stderr
+    assert "secret" not in done.stderr
 
 
 @pytest.mark.parametrize(
