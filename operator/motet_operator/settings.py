@@ -31,7 +31,7 @@ class Settings(BaseSettings):
 
     poll_seconds: float = Field(0.5, gt=0)
     """How often files are checked for changes. Thousands of folders are looked at less often, at least every few
-    seconds: that takes a hundredth of a core."""
+    seconds, and thousands of manifests at least every second: each takes a hundredth of a core."""
 
     unhealthy_seconds: float = Field(5.0, ge=0)
     """How long a runner that hangs or sends no reports may take to recover. Then its process is killed and started

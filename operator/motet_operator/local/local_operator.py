@@ -420,7 +420,8 @@ class LocalOperator:
         await self._look_at_adapters(folder_looks.ANSWER_SECONDS)  # it may have taken longer than anybody waits
         while True:
             pause = min(folder_looks.PAUSE * self._signature_seconds, MAX_SIGNATURE_PAUSE_SECONDS)
-            await asyncio.sleep(max(settled.next_look(self._settings.poll_seconds), pause))
+            # A change that has to rest is looked at soon all the same: with rare looks, it never seems to rest.
+            await asyncio.sleep(settled.next_look(max(self._settings.poll_seconds, pause)))
             found = settled("manifests", await self._manifest_looks(self._signature), monotonic())
             if found != looked:
                 looked = found

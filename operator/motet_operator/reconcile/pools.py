@@ -19,7 +19,7 @@ from motet.resources.chat import formats_of
 from motet_operator.reconcile.conditions import condition_of, no
 from motet_operator.reconcile.plan import PoolEntry, RunnerDrain, RunnerReplacement, RunnerSet
 from motet_operator.reconcile.rollout_order import RolloutTarget
-from motet_operator.reconcile.scaling import Scaling, decide_replicas
+from motet_operator.reconcile.scaling import CONFLICT, Scaling, decide_replicas
 from motet_operator.reconcile.seniority import by_seniority
 from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerTemplate, View
 
@@ -118,6 +118,8 @@ def scaling_of(view: View, pool: PoolObject, target: RolloutTarget) -> Scaling:
     before = condition_of(pool.conditions, "ScalingActive")
     now = found.condition
     if before is None or (before.status, before.reason, pool.wanted) != (now.status, now.reason, found.replicas):
+        return found
+    if now.reason == CONFLICT:  # its message names writers, who come and go rarely
         return found
     # The numbers in the message change with every request, and each change would cost a write. Keep the message of the
     # decision.

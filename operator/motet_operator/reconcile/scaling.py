@@ -18,6 +18,7 @@ from motet.plurals import counted
 from motet.resources import ServingPool
 from motet_operator.reconcile.conditions import ConditionResult, no, unknown, yes
 
+CONFLICT = "ConflictingManager"
 MAX_WRITERS_NAMED = 3
 
 
@@ -64,7 +65,7 @@ def decide_replicas(
         case "Builtin":
             held = _bounded(pool, wanted if current is None else current)
             if writers:
-                return Scaling(replicas=held, condition=_no("ConflictingManager", _conflict(writers, held)))
+                return Scaling(replicas=held, condition=_no(CONFLICT, _conflict(writers, held)))
             return _builtin(pool, held, advice, rolling_out=rolling_out)
 
 

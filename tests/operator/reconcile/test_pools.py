@@ -826,6 +826,18 @@ def test_the_scaling_message_changes_only_with_the_decision() -> None:
     assert condition(decided(again, 3, "200 requests wait").conditions, "ScalingActive").message == "200 requests wait"
 
 
+def test_the_message_of_a_conflict_names_those_who_write_now() -> None:
+    busy = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3})
+
+    def decided(before: PoolObject, *writers: str) -> PoolStatus:
+        (status,) = reconcile(view(pools=[replace(before, scale_writers=writers)])).pools
+        return status
+
+    first = decided(busy, "kube-controller-manager", "kubectl")
+    again = decided(replace(busy, wanted=first.replicas, conditions=first.conditions), "kubectl")
+    assert condition(again.conditions, "ScalingActive").message.startswith("kubectl writes spec.replicas")
+
+
 def test_the_catalog_has_the_priorities_that_the_oldest_pool_of_a_group_grants() -> None:
     overrides = [{"namespace": "acme"}, {"namespace": "chat", "maxPriority": "Interactive"}]
     older = pool("a", group="g", tenants={"default": {"maxPriority": "Batch"}, "overrides": overrides})
