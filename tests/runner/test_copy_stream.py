@@ -60,9 +60,15 @@ def run_alone(llama: Path, adapter: Path) -> list[int]:
     return run(engine, ask("tuned", adapter=A)).tokens["tuned"]
 
 
+class Host(SimpleNamespace):
+    @property
+    def progress(self) -> int:
+        return self.read_bytes  # type: ignore[no-any-return]
+
+
 def read_host(waits: list[float] | None = None) -> SimpleNamespace:
     """An adapter of 64 bytes, all of which are in host memory. `waits`: for how long its end was waited for"""
-    return SimpleNamespace(
+    return Host(
         allow=lambda _: None,
         ended=lambda wait=0.0: waits is None or waits.append(wait) is None,
         cpu_seconds=0.0,

@@ -249,6 +249,7 @@ class Thread(SimpleNamespace):
             thread_ended=False,
             run=None,
             read_bytes=0,
+            progress=0,
             layout=SimpleNamespace(bytes=64, rank=8),
         )
 

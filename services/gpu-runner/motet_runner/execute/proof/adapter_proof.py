@@ -91,6 +91,7 @@ class Prover:
     """The folder of the base model's files"""
     _kernels: str = ""
     _backend: LoraBackend[Any] | None = None
+    _weight_bytes: int | None = None
     _text: FlatBatch | None = None
     """The fixed text on a page of its own, without other texts. Each proof adds its adapter."""
     _alone: torch.Tensor | None = None
@@ -166,8 +167,9 @@ class Prover:
 
     def _is_small(self) -> bool:
         """One thread takes a few hundredths of a second for a short text."""
-        sizes = (one.numel() * one.dtype.itemsize for one in self.loaded.model.parameters())
-        return sum(sizes) <= MAX_BYTES_FOR_ONE_THREAD
+        if self._weight_bytes is None:
+            self._weight_bytes = sum(one.nbytes for one in self.loaded.model.parameters())
+        return self._weight_bytes <= MAX_BYTES_FOR_ONE_THREAD
 
     def _tokens(self) -> list[int]:
         return text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary)
