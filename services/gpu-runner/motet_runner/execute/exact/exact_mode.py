@@ -16,8 +16,8 @@ from motet_runner.execute.adapters.lora_linears import features
 from motet_runner.execute.batch.row_table import RowTable
 from motet_runner.execute.exact.tiles import TileBuilder, tiles
 from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.one_thread import one_thread
 from motet_runner.execute.forward.trial import join_texts, text
-from motet_runner.execute.one_thread import one_thread
 from motet_runner.interface import EngineConfig
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan

@@ -18,7 +18,7 @@ from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder, Wher
 from motet_runner.execute.batch.row_table import RowTable, TableRow
 from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
 from motet_runner.execute.exact.tile_attention import TileAttention
-from motet_runner.execute.one_thread import one_thread
+from motet_runner.execute.forward.one_thread import one_thread
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 

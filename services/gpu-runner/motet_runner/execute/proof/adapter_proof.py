@@ -31,8 +31,8 @@ from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.one_thread import one_thread
 from motet_runner.execute.forward.trial import MakeAttention, Trial, text
-from motet_runner.execute.one_thread import one_thread
 from motet_runner.execute.proof.answers_proof import AnswersProof
 
 LINEARS_AT_ONCE = 8
