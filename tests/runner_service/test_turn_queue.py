@@ -73,14 +73,14 @@ async def test_one_namespaces_folders_on_a_volume_keep_no_others_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = RegistrySetup(tmp_path, capacity=99)
-    go, copied, copy_folder = threading.Event(), list[str](), fetches.copy_folder
+    go, begun, copy_folder = threading.Semaphore(0), list[str](), fetches.copy_folder
 
-    def slowly(cache: Any, folder: Any, request: Any, *more: Any, **how: Any) -> Any:
-        go.wait(10)
-        copied.append(request.namespace)
+    def once_told(cache: Any, folder: Any, request: Any, *more: Any, **how: Any) -> Any:
+        begun.append(request.namespace)
+        go.acquire(timeout=10)
         return copy_folder(cache, folder, request, *more, **how)
 
-    monkeypatch.setattr(fetches, "copy_folder", slowly)
+    monkeypatch.setattr(fetches, "copy_folder", once_told)
     orders = []
     for number in range(9):
         namespace = "few" if number == 8 else "many"
@@ -93,7 +93,13 @@ async def test_one_namespaces_folders_on_a_volume_keep_no_others_waiting(
     await until(lambda: volumes.by_name, every=0.001)
     (volume,) = volumes.by_name.values()
     await until(lambda: len(volume.threads.calls) == len(orders) - THREADS_PER_VOLUME, every=0.001)
-    go.set()
+    await until(lambda: len(begun) == THREADS_PER_VOLUME, every=0.001)
+    # One at a time: of two threads at once, the first to take a call may be the second to begin it.
+    while len(begun) < 2 * THREADS_PER_VOLUME:
+        so_far = len(begun)
+        go.release()
+        await until(lambda so_far=so_far: len(begun) > so_far, every=0.001)
+    assert "few" in begun, begun
+    go.release(len(orders))
     await asyncio.gather(*orders)
-    assert "few" in copied[: 2 * THREADS_PER_VOLUME], copied
     setup.adapters.close()
