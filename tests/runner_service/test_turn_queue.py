@@ -95,10 +95,10 @@ async def test_one_namespaces_folders_on_a_volume_keep_no_others_waiting(
     await until(lambda: len(volume.threads.calls) == len(orders) - THREADS_PER_VOLUME, every=0.001)
     await until(lambda: len(begun) == THREADS_PER_VOLUME, every=0.001)
     # One at a time: of two threads at once, the first to take a call may be the second to begin it.
-    while len(begun) < 2 * THREADS_PER_VOLUME:
-        so_far = len(begun)
+    for expected in range(THREADS_PER_VOLUME + 1, 2 * THREADS_PER_VOLUME + 1):
         go.release()
-        await until(lambda so_far=so_far: len(begun) > so_far, every=0.001)
+        while len(begun) < expected:
+            await asyncio.sleep(0.001)
     assert "few" in begun, begun
     go.release(len(orders))
     await asyncio.gather(*orders)
