@@ -81,11 +81,10 @@ def _url_of(data_dir: Path) -> str:
 
 @contextmanager
 def of_a_gateway(error: type[Exception] = SetupError, *, hint: str = NAME_ONE) -> Iterator[None]:
-    """Read what a gateway sends. Anybody may answer at the URL."""
+    """Read what a gateway sends: anybody may answer at the URL. Print nothing within: a terminal has errors of its
+    own."""
     try:
         yield
-    except UnicodeEncodeError:  # of the terminal, when the answer is printed
-        raise
     except (ValueError, LookupError, TypeError, AttributeError) as cause:
         raise error(f"the answer cannot be read. {hint}") from cause
 

@@ -6,12 +6,13 @@ the two together: the predictor knows hashes of tokens, and the key is a file of
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx2 as httpx
 import orjson
 import typer
+from pydantic import BaseModel, ConfigDict, Field
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
@@ -44,13 +45,12 @@ def try_(
             raise SetupError(f"{field} is not UTF-8. Write it in UTF-8.")
     chat = {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True}
     with client_of(data_dir) as client, of_a_gateway(hint=f"{NO_GATEWAY} See `motet status`."):
-        asked = _asked(client, "/tokenize", chat)
-        card = _asked(client, f"/v1/models/{quote(adapter)}")
-        ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
-        limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
-        model = card if card["parent"] is None else _asked(client, f"/v1/models/{quote(card['parent'])}")
-        base_digest = model["digest"] or ""
+        prompt_text = PromptTokens.model_validate(_asked(client, "/tokenize", chat))
+        ids, words = prompt_text.tokens, dict(zip(prompt_text.tokens, prompt_text.token_strs, strict=True))
+        card = _card(client, adapter)
+        base_digest = (card if card.parent is None else _card(client, card.parent)).digest or ""
         name = full_name(card, adapter, read_status(layout).get("adapters", []))
+    limit = max_tokens or max(1, prompt_text.max_model_len - len(ids))
     made = _features(read(Settings).features_key_file or layout.data / FEATURES_KEY_FILE)
     numbers = (1, round(4 * temperature), 0, limit.bit_length())
     names = made.named(ids, numbers, base=base_digest)
@@ -71,15 +71,36 @@ def try_(
     return 0
 
 
-def full_name(card: dict[str, Any], said: str, adapters: Sequence[dict[str, Any]]) -> str:
+class PromptTokens(BaseModel):
+    """What a gateway tells of a text"""
+
+    model_config = ConfigDict(strict=True)
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 32)]]
+    token_strs: list[str | None]
+    """None: the vocabulary has no such token."""
+    max_model_len: Annotated[int, Field(lt=1 << 32)]
+
+
+class ModelCard(BaseModel):
+    model_config = ConfigDict(strict=True)
+    parent: str | None
+    tenant: str | None
+    digest: str | None
+
+
+def _card(client: httpx.Client, model: str) -> ModelCard:
+    return ModelCard.model_validate(_asked(client, f"/v1/models/{quote(model)}"))
+
+
+def full_name(card: ModelCard, said: str, adapters: Sequence[dict[str, Any]]) -> str:
     """As the gateway asks the predictor: namespace and name of the object, whatever its model name is, and no name for
     a base model. `adapters`: those of the status."""
-    if card["tenant"] is None:
+    if card.tenant is None:
         return ""
-    model = f"{card['tenant']}/{said.rpartition(':')[2].rpartition('/')[2]}"
+    model = f"{card.tenant}/{said.rpartition(':')[2].rpartition('/')[2]}"
     found = [one for one in adapters if one["model"] == model]
     # Several pools may have one model name: then it is the one with these bytes.
-    found.sort(key=lambda one: (one["certificate"] or {}).get("digest") != card["digest"])
+    found.sort(key=lambda one: (one["certificate"] or {}).get("digest") != card.digest)
     return f"{found[0]['namespace']}/{found[0]['name']}" if found else model
 
 
@@ -110,10 +131,10 @@ async def _explained(address: str, prompt: predictor_pb2.Prompt) -> predictor_pb
         ) from error
 
 
-def _in_words(name: FeatureName | None, words: dict[int, str]) -> str:
+def _in_words(name: FeatureName | None, words: dict[int, str | None]) -> str:
     if name is None:
         return "?"
-    text = "".join(words.get(token, f"<{token}>") for token in name.tokens).translate(_SPACES)
+    text = "".join(words.get(token) or f"<{token}>" for token in name.tokens).translate(_SPACES)
     return f"{name.kind} {text!r}" if name.tokens else name.kind
 
 

@@ -1,6 +1,6 @@
 """`motet why`: what happened to one request, as its gateway and the scheduler know it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import typer
 from motet.errors import NotFound, SetupError
 from motet.json_object import json_object
 from motet_cli.gateway_client import NAME_ONE, client_of, message_of, of_a_gateway
-from motet_cli.printer import Printer, visible
+from motet_cli.printer import Part, Printer, visible
 
 Json = dict[str, Any]
+Rows = list[tuple[str, ...]]
+"""Of a timeline"""
 
 WIDTH_OF_A_PIPE = 10_000
 MIN_SHOWN_SECONDS = 0.0005
@@ -32,7 +34,8 @@ def why(data_dir: Path, request: str, *, url: str | None, as_json: bool) -> int:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         with of_a_gateway():
-            _print(document)
+            said = list(_in_words(document))
+        _print(said)
     return 0
 
 
@@ -49,24 +52,32 @@ def _asked(data_dir: Path, url: str | None, request: str) -> Json:
     return document
 
 
-def _print(document: Json) -> None:
+def _print(said: Iterable[Part | Rows]) -> None:
     printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
-    printer.line(_summary(document))
+    for one in said:
+        if isinstance(one, list):
+            printer.table(("after", "lasted", "who", "what", "details"), one)
+        elif isinstance(one, str):
+            printer.line(one)
+        else:
+            printer.whole_line(one)
+
+
+def _in_words(document: Json) -> Iterator[Part | Rows]:
+    yield _summary(document)
     for half in ("gateway", "scheduler"):
         if why_not := document[half]:
-            printer.whole_line((f"The {half}'s half is missing: {visible(why_not)}.", "yellow"))
+            yield f"The {half}'s half is missing: {visible(why_not)}.", "yellow"
     many = len(document["choices"]) > 1
     for choice in document["choices"]:
         if many:
-            printer.line(f"\nRequest {visible(choice['request'])}:")
+            yield f"\nRequest {visible(choice['request'])}:"
         lines = sorted([*document["timeline"], *choice["timeline"]], key=lambda line: line["seconds"])
-        for sentence in _sentences(choice, lines):
-            printer.line(sentence)
-        printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in lines])
+        yield from _sentences(choice, lines)
+        yield [_row(line) for line in lines]
     if not document["choices"]:
-        for sentence in _longest_waits(document["timeline"]):
-            printer.line(sentence)
-        printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in document["timeline"]])
+        yield from _longest_waits(document["timeline"])
+        yield [_row(line) for line in document["timeline"]]
 
 
 def _summary(document: Json) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from motet.errors import SetupError
 from motet_cli.chat import Conversation, chat
+from motet_cli.predict_try import try_
 from motet_cli.why import why
 from motet_operator.local.state_directory import StateDirectory
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
@@ -312,19 +313,29 @@ def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pyte
             server.shutdown()
 
 
-@pytest.mark.parametrize("said", ["<html>", "{}", '{"tokens": 3}'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<html>",
+        "{}",
+        '{"tokens": 3}',
+        '{"tokens": ["a"], "token_strs": ["a"], "max_model_len": 9, "parent": null, "tenant": null, "digest": null}',
+        '{"tokens": [1], "token_strs": ["a"], "max_model_len": 9.5, "parent": null, "tenant": null, "digest": null}',
+        '{"tokens": [1], "token_strs": ["a"], "max_model_len": 9, "parent": null, "tenant": null, "digest": 1}',
+    ],
+)
 def test_an_estimate_needs_the_answer_of_a_gateway(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
     layout = StateDirectory.of(tmp_path)
+    asked = {"adapter": "any", "tenant": "", "max_tokens": 0, "temperature": 1.0}
     with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             layout.status.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
-            done = motet("predict", "try", "hello", "--adapter", "any", "--data-dir", str(tmp_path))
+            with pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? See `motet status`\."):
+                try_(tmp_path, "hello", as_json=False, **asked)  # type: ignore[arg-type]
         finally:
             server.shutdown()
-    assert done.returncode == 2
-    assert "the answer cannot be read. Is a gateway of Motet at this URL? See `motet status`." in done.stderr
 
 
 class Garbled(Listing):

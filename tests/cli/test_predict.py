@@ -18,6 +18,7 @@ from motet.store import migrate, open_store, predictor_versions
 from motet.store.predictor_versions import VersionRecord
 from motet.transport.over_grpc import GrpcNetwork
 from motet_cli import predict_commands, predict_try
+from motet_cli.predict_try import ModelCard
 from motet_gateway.features_key import FEATURES_KEY_FILE
 from motet_gateway.prompt_features import PromptFeatures
 from motet_operator.local.state_directory import StateDirectory
@@ -225,5 +226,8 @@ ADAPTERS = [
 @pytest.mark.parametrize("said", ["bard", "acme/bard", "pool:bard", "pool:acme/bard"])
 def test_an_adapter_is_named_as_the_gateway_does(said: str) -> None:
     """By its object, whose name is not the one in requests; several pools may have that."""
-    assert predict_try.full_name({"tenant": "acme", "digest": "sha256:1"}, said, ADAPTERS) == "acme/poet"
-    assert predict_try.full_name({"tenant": "acme", "digest": None}, said, []) == "acme/bard"
+    assert (
+        predict_try.full_name(ModelCard(parent="org/base", tenant="acme", digest="sha256:1"), said, ADAPTERS)
+        == "acme/poet"
+    )
+    assert predict_try.full_name(ModelCard(parent="org/base", tenant="acme", digest=None), said, []) == "acme/bard"
