@@ -20,17 +20,18 @@ PATH = "/api/v1/namespaces/here/configmaps/it"
 class Server:
     """Gives the answers of the test in turn, and then the last one again and again."""
 
-    def __init__(self, *answers: tuple[int, Any]) -> None:
+    def __init__(self, *answers: tuple[int, Any] | tuple[int, Any, dict[str, str]]) -> None:
         self.answers = list(answers)
         self.tokens: list[str] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         self.tokens.append(request.headers.get("authorization", "").removeprefix("Bearer "))
-        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status, body, *headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        given = headers[0] if headers else None
         return (
-            web.Response(status=status, body=body)
+            web.Response(status=status, body=body, headers=given)
             if isinstance(body, bytes)
-            else web.json_response(body, status=status)
+            else web.json_response(body, status=status, headers=given)
         )
 
     @asynccontextmanager
@@ -80,7 +81,6 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
     [
         (403, {"message": "no right"}, StatusError, "no right"),
         (404, {"kind": "Status", "reason": "NotFound"}, StatusError, "NotFound"),
-        (404, b"404 page not found\n", StatusError, "404 page not found"),
         (409, {}, StatusError, "HTTP 409"),
         (418, b"a teapot", StatusError, "a teapot"),
         (429, {"message": "slower"}, Unreachable, "429: slower"),
@@ -93,6 +93,7 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
         (201, b"", Unreachable, "201 without an object"),
         (404, b"<html>no such page", Unreachable, "404 without a Status, as a proxy does: <html>no such page"),
         (404, {"message": "no route"}, Unreachable, "no route"),
+        (404, b"404 page not found\n", Unreachable, "404 without a Status, as a proxy does: 404 page not found"),
     ],
 )
 async def test_each_http_status_becomes_its_error(
@@ -103,6 +104,14 @@ async def test_each_http_status_becomes_its_error(
         KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api,
     ):
         with pytest.raises(expected, match=words):
+            await api.get(PATH, seconds=PATIENCE_S)
+
+
+async def test_a_kind_that_the_api_server_does_not_serve_is_gone(tmp_path: Path) -> None:
+    """It says so as a proxy in Go would, but for the header of its audit. That it does is seen in tests/kube."""
+    server = Server((404, b"404 page not found\n", {"Audit-Id": "1"}))
+    async with server.up() as port, KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:
+        with pytest.raises(StatusError, match="404 page not found"):
             await api.get(PATH, seconds=PATIENCE_S)
 
 

@@ -21,7 +21,7 @@ import aiohttp
 import kopf
 import structlog
 
-from motet.kube import FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
+from motet.kube import AUDIT_ID, FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
 from motet.resources import GROUP
 from motet.task_group import run_together
 from motet_operator.cluster.kinds import DECLARED_KINDS, OWNED_KINDS, Kind, Object, selector
@@ -330,7 +330,8 @@ def _listening(heard: LastHeard, opened: Callable[[str, int], None]) -> type[aio
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
             path = self.url.path
-            if self.status in (FORBIDDEN, NOT_FOUND):
+            # Of what does not exist, a proxy may know nothing.
+            if self.status == FORBIDDEN or (self.status == NOT_FOUND and AUDIT_ID in self.headers):
                 heard.forget(path)
             elif self.status == 200 and self.url.query.get("watch") == "true":
                 heard.note(path)

@@ -24,9 +24,9 @@ KubeObject = dict[str, Any]
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404, 409, 422, 429
 
-
-NO_SUCH_PATH = "404 page not found"
-"""All that the API server says of a path that it does not serve, such as that of a kind whose definition is deleted"""
+AUDIT_ID = "Audit-Id"
+"""A header of all that the API server answers. Of a path that it does not serve, such as that of a kind whose
+definition is deleted, it says no more than any server in Go would: `404 page not found`, without a Status."""
 
 
 class ApiError(Exception):
@@ -167,7 +167,7 @@ class ApiConnection:
             if status < 300:  # a page of a proxy, say: taken for a list, it would say that nothing exists
                 raise Unreachable(f"the API server answers {status} without an object: {said}")
             parsed = {"message": said}
-        if status == NOT_FOUND and parsed.get("kind") != "Status" and said != NO_SUCH_PATH:
+        if status == NOT_FOUND and parsed.get("kind") != "Status" and AUDIT_ID not in response.headers:
             raise Unreachable(f"the API server answers {status} without a Status, as a proxy does: {said}")
         return ApiResponse(status, parsed, response.headers.get("Retry-After") or "")
 

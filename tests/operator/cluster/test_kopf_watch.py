@@ -24,12 +24,13 @@ class Server:
 
     def __init__(self) -> None:
         self.status = 200
+        self.headers = {"Audit-Id": "1"}
         self.url = ""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async def handle(_: web.BaseRequest) -> web.Response:
-            return web.Response(status=self.status, text="{}\n")
+            return web.Response(status=self.status, text="{}\n", headers=self.headers)
 
         runner = web.ServerRunner(web.Server(handle))
         await runner.setup()
@@ -69,9 +70,10 @@ async def test_a_watch_that_is_refused_or_whose_kind_is_gone_has_no_age_until_it
         assert last_heard.ages().keys() == {"/apis/pools"}
 
 
-@pytest.mark.parametrize("status", [429, 500, 504])
-async def test_any_other_error_leaves_a_watch_its_age(status: int) -> None:
+@pytest.mark.parametrize("status", [404, 429, 500, 504])
+async def test_any_other_error_and_what_a_proxy_says_leave_a_watch_its_age(status: int) -> None:
     last_heard, server = LastHeard(), Server()
+    server.headers = {}
     async with (
         server.running(),
         aiohttp.ClientSession(response_class=_listening(last_heard, lambda *_: None)) as session,
