@@ -26,9 +26,20 @@ Model = Annotated[
         "one of that stack.",
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a LoRAAdapter.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", metavar="NS", help="Its namespace: the tenant.")]
+Name = Annotated[str, typer.Argument(metavar="[NS/]NAME", help="The name of a LoRAAdapter.")]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NS", help="Its namespace: the tenant.", show_default="default"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def named(name: str, namespace: str | None, field: str = "NAME") -> tuple[str, str]:
+    """Namespace and name. `adapter ls` and clients write them together."""
+    within, slash, own = name.rpartition("/")
+    if slash and namespace not in (None, within):
+        raise SetupError(f"{field} {name!r} and --namespace {namespace!r} name two namespaces. Remove one of them.")
+    return within if slash else "default" if namespace is None else namespace, own
 
 
 @app.command()
@@ -87,11 +98,12 @@ def ls(data_dir: DataDir, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(name: Name, data_dir: DataDir, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+def show(name: Name, data_dir: DataDir, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Show all about one adapter: its revision and source, warnings, and conditions with what to do."""
     from motet_cli.adapter_commands import show as run
 
-    raise typer.Exit(run(data_dir, name, namespace=namespace, as_json=as_json))
+    space, own = named(name, namespace)
+    raise typer.Exit(run(data_dir, own, namespace=space, as_json=as_json))
 
 
 @app.command()
@@ -99,10 +111,10 @@ def push(  # noqa: PLR0917 - typer calls it by name
     folder: Folder,
     data_dir: DataDir,
     name: Annotated[
-        str, typer.Option("--as", metavar="NAME", help="The name of the LoRAAdapter: what clients ask for.")
+        str, typer.Option("--as", metavar="[NS/]NAME", help="The name of the LoRAAdapter: what clients ask for.")
     ],
     model: Model = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -139,12 +151,13 @@ def push(  # noqa: PLR0917 - typer calls it by name
     if to is not None:
         from motet_cli.adapter_upload import upload
 
+        space, own = named(name, namespace, "--as")
         raise typer.Exit(
             upload(
                 data_dir,
                 folder,
-                name=name,
-                namespace=namespace,
+                name=own,
+                namespace=space,
                 model=model,
                 to=to,
                 pool=pool,
@@ -158,11 +171,12 @@ def push(  # noqa: PLR0917 - typer calls it by name
     from motet_cli.adapter_push import push as run
 
     with error_in_json("check", "pushed", as_json=as_json):
+        space, own = named(name, namespace, "--as")
         status = run(
             data_dir,
             folder,
-            name=name,
-            namespace=namespace,
+            name=own,
+            namespace=space,
             model=model,
             below=below,
             wait_seconds=0.0 if no_wait else wait,
@@ -179,7 +193,7 @@ def rollback(  # noqa: PLR0917 - typer calls it by name
         str | None,
         typer.Option(metavar="DIGEST", help="The digest of a revision, or its first digits. Default: the one before."),
     ] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
     as_json: AsJson = False,
@@ -187,15 +201,16 @@ def rollback(  # noqa: PLR0917 - typer calls it by name
     """Serve an earlier revision again, also if its source has lost the files while this machine still has them."""
     from motet_cli.adapter_rollback import rollback as run
 
+    space, own = named(name, namespace)
     wait_seconds = 0.0 if no_wait else wait
-    raise typer.Exit(run(data_dir, name, namespace=namespace, to=to, wait_seconds=wait_seconds, as_json=as_json))
+    raise typer.Exit(run(data_dir, own, namespace=space, to=to, wait_seconds=wait_seconds, as_json=as_json))
 
 
 @app.command()
 def rm(
     name: Name,
     data_dir: DataDir,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until its name is gone.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
@@ -204,5 +219,6 @@ def rm(
     from motet_cli.adapter_push import rm as run
 
     with error_in_json("removed", as_json=as_json):
-        status = run(data_dir, name, namespace=namespace, wait_seconds=wait, as_json=as_json)
+        space, own = named(name, namespace)
+        status = run(data_dir, own, namespace=space, wait_seconds=wait, as_json=as_json)
     raise typer.Exit(status)

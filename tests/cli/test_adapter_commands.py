@@ -8,6 +8,7 @@ import pytest
 
 from motet.errors import NotFound, SetupError
 from motet_cli import adapter_commands
+from motet_cli.adapter_app import named
 from testbed.local_stack import BUNDLED, write_adapter
 from tests.cli.standing_stack import BASE_DIGEST, DIGEST, StandingStack, adapter_entry, standing_stack
 from tests.cli.test_commands import motet
@@ -121,6 +122,29 @@ def test_an_unknown_name_gets_the_nearest_one(stack: StandingStack) -> None:
         adapter_commands.show(stack.data, "pirat", namespace="default", as_json=False)
     with pytest.raises(NotFound, match="`motet adapter ls` lists all"):
         adapter_commands.show(stack.data, "zzz", namespace="default", as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("pirate", None), ("default", "pirate")),
+        (("pirate", "acme"), ("acme", "pirate")),
+        (("acme/pirate", None), ("acme", "pirate")),
+        (("acme/pirate", "acme"), ("acme", "pirate")),
+        (("pirate", ""), ("", "pirate")),
+        (("/pirate", None), ("", "pirate")),
+        (("a/b/pirate", None), ("a/b", "pirate")),  # no namespace: the command refuses it by its field
+    ],
+)
+def test_a_name_may_be_written_as_it_is_listed(given: tuple[str, str | None], expected: tuple[str, str]) -> None:
+    assert named(*given) == expected
+
+
+@pytest.mark.parametrize("command", ["show", "rollback", "rm"])
+def test_a_name_in_two_namespaces_is_refused(command: str, tmp_path: Path) -> None:
+    done = motet("adapter", command, "acme/pirate", "-n", "other", "--data-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "NAME 'acme/pirate' and --namespace 'other' name two namespaces. Remove one of them." in done.stderr
 
 
 def test_a_stack_without_adapters_says_so(stack: StandingStack) -> None:
