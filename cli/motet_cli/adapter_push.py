@@ -25,6 +25,7 @@ from motet_cli.readiness import ready_of
 from motet_cli.status import document_of, explanation, refusal_of
 from motet_cli.up import QUESTION, QUESTION_ANNOTATION
 from motet_cli.up_output import NEEDS_KEY, example_commands, needs_key
+from motet_operator.local.pauses import OF_ROUNDS
 
 if TYPE_CHECKING:
     from motet_runner.adapters.certification import EngineLimits
@@ -34,9 +35,9 @@ Json = dict[str, Any]
 DONE, FAILED = 0, 1
 
 POLL_SECONDS = 0.1
-SETTLED_SECONDS = 3.0
-"""How long a refusal must stay to count. Until a runner has reported about the new files, a status may have the refusal
-of earlier ones: with thousands of adapters the operator writes it every two seconds (`MAX_PAUSE_SECONDS`)."""
+SETTLED_SECONDS = OF_ROUNDS.max_seconds + 1
+"""How long a refusal must stay to count. Until a runner has reported about the new files, and the operator's next round
+has written it, a status may have the refusal of earlier ones."""
 
 IDLE = ("Suspended", "ScaledToZero")
 """Reasons of `Ready` for an adapter that nobody wants served now."""

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from motet.clock import monotonic
-from motet_operator.local import folder_looks
+from motet_operator.local import folder_looks, pauses
 from motet_operator.local.folder_looks import FolderLooks, ManyFolders
 from motet_operator.local.manifest_folder import MISSING, stamp_of
 
@@ -369,8 +369,7 @@ async def test_looks_that_take_long_leave_most_of_a_core(volume: Volume, monkeyp
         looking = asyncio.create_task(looks.run())
         await until(lambda: len(volume.looks) == 3)
         assert spent[0] < 0.1 * (monotonic() - began)
-        monkeypatch.setattr(folder_looks, "PAUSE", 1e9)
-        monkeypatch.setattr(folder_looks, "MAX_PAUSE_SECONDS", 60.0)
+        monkeypatch.setattr(pauses, "AT_FOLDERS", pauses.Pause(1e9, 60.0))
         for count in (4, 5):  # who asks for a look waits for no pause
             looks.want([folder])
             await until(lambda count=count: len(volume.looks) == count)

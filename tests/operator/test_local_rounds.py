@@ -24,7 +24,7 @@ from motet.processes.lifecycle import Phase
 from motet.processes.linux import boot_id, identity_of
 from motet.settings import ProcessSettings
 from motet_operator.awaited_reports import AWAITED_SECONDS
-from motet_operator.local import local_operator
+from motet_operator.local import local_operator, pauses
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.reconcile import AdapterObject, CatalogSnapshot, View
@@ -587,24 +587,24 @@ def test_only_an_adapter_that_has_changed_is_judged_again(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("took", "share"), [(0.001, 1 / 75), (0.01, 1 / 75), (0.025, 1 / 75), (0.1, 0.05)])
 def test_rounds_take_a_seventy_fifth_of_a_core_as_far_as_the_longest_pause_allows(took: float, share: float) -> None:
-    pauses, now = local_operator.RoundPauses(), 0.0
+    rounds, now = pauses.RoundPauses(), 0.0
     for _ in range(1000):
         now += took
-        now += pauses.after(took, now)
+        now += rounds.after(took, now)
     assert 1000 * took / now == pytest.approx(share, rel=0.1)
 
 
 def test_a_few_short_rounds_follow_at_once_after_a_while_without_any() -> None:
-    pauses = local_operator.RoundPauses()
+    rounds = pauses.RoundPauses()
     for now in (0.0, 100.0):  # the second time as many
-        assert [pauses.after(0.01, now) for _ in range(5)] == 5 * [0.0]
-        assert pauses.after(0.01, now) == pytest.approx(0.74)
+        assert [rounds.after(0.01, now) for _ in range(5)] == 5 * [0.0]
+        assert rounds.after(0.01, now) == pytest.approx(0.74)
 
 
 def test_a_round_that_took_long_delays_only_the_next_one() -> None:
-    pauses = local_operator.RoundPauses()
-    assert pauses.after(60.0, 0.0) == local_operator.MAX_PAUSE_SECONDS
-    assert pauses.after(0.001, local_operator.MAX_PAUSE_SECONDS) < 0.1
+    rounds = pauses.RoundPauses()
+    assert rounds.after(60.0, 0.0) == pauses.OF_ROUNDS.max_seconds
+    assert rounds.after(0.001, pauses.OF_ROUNDS.max_seconds) < 0.1
 
 
 @in_virtual_time
@@ -615,7 +615,7 @@ async def test_a_change_that_comes_when_the_pause_is_over_makes_a_round_at_once(
     monkeypatch.setattr(local_operator, "monotonic", loop.time)
     one = operator(tmp_path)
     monkeypatch.setattr(one, "reconcile", lambda: rounds.append(loop.time()))
-    monkeypatch.setattr(local_operator.RoundPauses, "after", lambda *_: 2.0)
+    monkeypatch.setattr(pauses.RoundPauses, "after", lambda *_: 2.0)
     task = asyncio.create_task(one._reconcile_for_ever())  # noqa: SLF001
     for seconds in (100.0, 0.5):
         await asyncio.sleep(seconds)
@@ -637,7 +637,7 @@ async def test_what_else_its_process_computes_delays_no_round(tmp_path: Path, mo
         return 0.1  # until the next one
 
     monkeypatch.setattr(one, "reconcile", reconcile)
-    monkeypatch.setattr(local_operator.RoundPauses, "after", lambda _, seconds, __: took.append(seconds) or 0.0)
+    monkeypatch.setattr(pauses.RoundPauses, "after", lambda _, seconds, __: took.append(seconds) or 0.0)
     async with running(one, monkeypatch, processes=NoProcesses()):
         await until(lambda: len(rounds) > 1)
         began, known = thread_time(), len(rounds)
@@ -652,7 +652,7 @@ async def test_looks_at_many_manifests_take_little_of_a_core(tmp_path: Path, mon
     manifests.mkdir()
     (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
     one, looks, stamp_of = operator(tmp_path), list[float](), local_operator.stamp_of
-    monkeypatch.setattr(local_operator, "MAX_SIGNATURE_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(pauses, "AT_MANIFESTS", pauses.Pause(99, 0.5))
 
     def stamp(*folder: Any) -> str:
         began = thread_time()

@@ -16,6 +16,7 @@ import structlog
 from motet.clock import monotonic
 from motet.own_thread import OwnThread
 from motet.resources import ManifestPosition, Problem
+from motet_operator.local import pauses
 from motet_operator.local.manifest_folder import MISSING, Debouncer, stamp_of
 
 log = structlog.get_logger(__name__)
@@ -32,9 +33,6 @@ MAX_SLOW = 16
 MAX_THREADS = 64
 """Each look that takes longer keeps a thread. The same with this number of them, and those at folders that nobody names
 any more count, too."""
-
-PAUSE, MAX_PAUSE_SECONDS = 99, 5.0
-"""Looks at the folders of thousands of adapters take a hundredth of a core, as far as this pause allows."""
 
 SLOW_OF_ONE_VOLUME = 2
 """With this number of looks at a file system that take longer, no other folder of it is looked at."""
@@ -141,7 +139,7 @@ class ManyFolders:
             self._asked_now.clear()
             self._cpu_seconds = 0.0
             await self.look()
-            pause = min(PAUSE * self._cpu_seconds, MAX_PAUSE_SECONDS)
+            pause = pauses.AT_FOLDERS.after(self._cpu_seconds)
             with suppress(TimeoutError):
                 # A change that rests in a folder with a slow look is not seen earlier if others are looked at often.
                 next_look = self._debouncer.next_look(self._poll_seconds, without=self._slow)

@@ -1,7 +1,6 @@
 """The local operator: reads the folder, asks `reconcile` what to do, and does it with processes."""
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from motet.sources import folder_of
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet_operator.earlier_status import unheard_adapters
-from motet_operator.local import folder_looks
+from motet_operator.local import folder_looks, pauses
 from motet_operator.local.folder_looks import FolderLooks, ManyFolders
 from motet_operator.local.manifest_folder import (
     Debouncer,
@@ -72,13 +71,6 @@ MAX_PROBLEMS_SHOWN = 20
 
 FIRST_LOOKS = 3
 """A first start waits as long as this number of adapters' folders that do not answer take."""
-
-PAUSE, MAX_PAUSE_SECONDS, AT_ONCE_SECONDS = 74, 2.0, 0.05
-"""A round looks at all adapters, and each of thousands reports on its own: rounds take a seventy-fifth of a core. Those
-that take this long together may follow each other at once."""
-
-MAX_SIGNATURE_PAUSE_SECONDS = 1.0
-"""Looks at thousands of manifests take a hundredth of a core, too, as far as this pause allows."""
 
 TOGETHER_SECONDS = 0.01
 """Changes that come within it make one round."""
@@ -213,7 +205,7 @@ class LocalOperator:
     # -------------------------------------------------------------------------------------------------- the loop
 
     async def _reconcile_for_ever(self) -> None:
-        pauses = RoundPauses()
+        of_rounds = pauses.RoundPauses()
         while True:
             self._wake.clear()
             began = time.thread_time()
@@ -224,7 +216,7 @@ class LocalOperator:
                 again = 1.0
             ended = monotonic()
             # Of the round alone: this thread works for others, too.
-            pause = pauses.after(time.thread_time() - began, ended)
+            pause = of_rounds.after(time.thread_time() - began, ended)
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
@@ -419,7 +411,7 @@ class LocalOperator:
         settled("manifests", looked, monotonic())
         await self._look_at_adapters(folder_looks.ANSWER_SECONDS)  # it may have taken longer than anybody waits
         while True:
-            pause = min(folder_looks.PAUSE * self._signature_seconds, MAX_SIGNATURE_PAUSE_SECONDS)
+            pause = pauses.AT_MANIFESTS.after(self._signature_seconds)
             # A change that has to rest is looked at soon all the same: with rare looks, it never seems to rest.
             await asyncio.sleep(settled.next_look(max(self._settings.poll_seconds, pause)))
             found = settled("manifests", await self._manifest_looks(self._signature), monotonic())
@@ -486,18 +478,6 @@ def _count_ready(statuses: Iterable[PoolStatus | AdapterStatus]) -> int:
     """Asked when somebody reads the metrics: to look at thousands in each round takes long."""
     ready = (condition_of(status.conditions, "Ready") for status in statuses)
     return sum(one is not None and one.holds for one in ready)
-
-
-class RoundPauses:
-    def __init__(self) -> None:
-        self._paid_at = -math.inf
-        """When the rounds so far have taken no more than their part of the core."""
-
-    def after(self, round_seconds: float, now: float) -> float:
-        """How long the next round waits at least."""
-        paid_at, ahead = max(self._paid_at, now) + PAUSE * round_seconds, PAUSE * AT_ONCE_SECONDS
-        self._paid_at = min(paid_at, now + ahead + MAX_PAUSE_SECONDS)
-        return max(0.0, self._paid_at - ahead - now)
 
 
 async def migrate(url: str) -> None:
