@@ -12,8 +12,8 @@ import yaml
 
 from motet.domain import Digest, ObjectName
 from motet.errors import SetupError
+from motet.read_settings import read
 from motet.resources import API_VERSION, ServingPool, read_text
-from motet.service_main import read
 from motet_cli.adapter_bases import Base, base_named, base_of, pool_named
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_found, verdict_document, verdict_for
 from motet_cli.folders import readable

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from motet.service_main import read
+from motet.read_settings import read
 from motet.settings import Database, ProcessSettings
 from motet.store.database import parse
 from motet_cli.log_file import log_to

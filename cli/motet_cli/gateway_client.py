@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2 as httpx
 
 from motet.errors import SetupError
-from motet.service_main import read
+from motet.read_settings import read
 from motet_cli.printer import visible
 from motet_cli.readiness import read_status
 from motet_cli.settings import Settings

@@ -11,8 +11,7 @@ from motet.imports import without_collections
 with without_collections():
     import typer
 
-    from motet.errors import MotetError, SetupError
-    from motet.service_main import SETUP_FAILED
+    from motet.errors import SETUP_FAILED, MotetError, SetupError
     from motet_cli import adapter_app, engine_app, key_app, plan_app, predict_app, profile_app, workload_app
     from motet_cli.options import DataDir
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from motet.service_main import read
+from motet.read_settings import read
 from motet_cli.folders import folder_named
 from motet_cli.settings import Settings
 from motet_operator.local.state_directory import default_data_dir

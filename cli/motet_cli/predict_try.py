@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
 from motet.json_object import json_object
-from motet.service_main import read
+from motet.read_settings import read
 from motet.transport import CallFailed
 from motet.transport.methods import EXPLAIN_ESTIMATE
 from motet.transport.over_grpc import GrpcNetwork

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from motet.clock import Clock, monotonic
+from motet.errors import SETUP_FAILED
 from motet.processes import ProcessRecord, ProcessRecords
-from motet.processes.lifecycle import SETUP_FAILED
 from motet_operator.local.state_directory import StateDirectory
 
 SERVICES = ("scheduler", "predictor", "supervisor", "gateway")

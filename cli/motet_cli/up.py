@@ -19,8 +19,8 @@ from motet.errors import ManifestError, SetupError
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.launch import last_log_line, rotate
+from motet.read_settings import read
 from motet.resources import ServingPool, files_of, read_all
-from motet.service_main import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
 from motet_cli.folders import expanded, readable

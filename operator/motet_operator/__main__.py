@@ -3,7 +3,8 @@
 from motet.imports import without_collections
 
 with without_collections():
-    from motet.service_main import read, run
+    from motet.read_settings import read
+    from motet.service_main import run
     from motet.settings import ProcessSettings
     from motet.surroundings import real_surroundings
     from motet_operator.local.local_operator import LocalOperator

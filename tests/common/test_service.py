@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from motet import service_main
+from motet import read_settings
 from motet.errors import SetupError
 from motet.service_main import run_until
 from motet.settings import RENAMED, Addresses, Database, ProcessSettings
@@ -17,7 +17,8 @@ from tests.common.waiting import PATIENCE_S, until
 SERVE = """
 import asyncio, gc, sys
 from motet.errors import SetupError
-from motet.service_main import read, run
+from motet.read_settings import read
+from motet.service_main import run
 from motet.settings import ProcessSettings
 
 async def main(stop, registry, health):
@@ -190,9 +191,9 @@ def test_without_a_database_url_it_is_a_file_in_the_state_directory(
 
 def test_in_a_pod_the_last_line_is_the_termination_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
-    monkeypatch.setattr(service_main, "TERMINATION_LOG", log)
-    service_main.print_reason("nowhere to write")
+    monkeypatch.setattr(read_settings, "TERMINATION_LOG", log)
+    read_settings.print_reason("nowhere to write")
     assert not log.exists(), "only Kubernetes makes it"
     log.touch()
-    service_main.print_reason("runner: there is no model folder")
+    read_settings.print_reason("runner: there is no model folder")
     assert log.read_text() == "runner: there is no model folder"

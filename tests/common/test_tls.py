@@ -243,7 +243,8 @@ def mix(folder: Path, name: str) -> None:
 
 
 def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, authority: Authority) -> None:
-    serve = "from motet.service_main import read, run\nfrom motet.settings import ProcessSettings\n"
+    modules = {"read_settings": "read", "service_main": "run", "settings": "ProcessSettings"}
+    serve = "".join(f"from motet.{module} import {name}\n" for module, name in modules.items())
     done = subprocess.run(
         [sys.executable, "-c", f"{serve}run('gateway', read(ProcessSettings), None)"],
         env={"PATH": "", "MOTET_TLS_DIR": str(authority.issue(tmp_path, "runner"))},

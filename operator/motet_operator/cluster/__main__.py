@@ -8,7 +8,8 @@ with without_collections():
     from prometheus_client import CollectorRegistry
 
     from motet.health import Health
-    from motet.service_main import read, run
+    from motet.read_settings import read
+    from motet.service_main import run
     from motet.settings import LeaseSettings, ProcessSettings
     from motet.surroundings import real_surroundings
     from motet_operator.cluster.cluster_operator import ClusterOperator

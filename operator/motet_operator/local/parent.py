@@ -15,12 +15,12 @@ from motet.imports import without_collections
 with without_collections():
     from motet.addresses import http_url
     from motet.clock import monotonic
-    from motet.errors import SetupError
+    from motet.errors import SETUP_FAILED, SetupError
     from motet.keys import CALLERS_VARIABLE
     from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
     from motet.processes.linux import become_subreaper, reap_orphans, send
     from motet.processes.manager import MANAGED_BY_VARIABLE
-    from motet.service_main import SETUP_FAILED, read
+    from motet.read_settings import read
     from motet.settings import ProcessSettings
     from motet.telemetry import configure_logging, is_alive
     from motet_operator.local.lock import StackLock

@@ -328,6 +328,10 @@ class Internal(MotetError):
     """A defect of Motet. The log has the details under the request id; please report it."""
 
 
+SETUP_FAILED = 2
+"""Exit status of a process that a person has to correct. The process manager waits longer before it tries again."""
+
+
 class SetupError(MotetError):
     """A process cannot start with its settings. The message names the setting or the command-line option."""
 

@@ -2,64 +2,24 @@
 
 import asyncio
 import gc
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsError
 
 from motet import tls
 from motet.clock import monotonic
-from motet.errors import SetupError
+from motet.errors import SETUP_FAILED, SetupError
 from motet.health import Health
-from motet.settings import RENAMED, ProcessSettings
+from motet.read_settings import print_reason
+from motet.settings import ProcessSettings
 from motet.task_group import run_together
 from motet.telemetry import configure_logging, new_registry, serving_metrics
 
 log = structlog.get_logger(__name__)
-
-SETUP_FAILED = 2
-"""Exit status of a process that a person has to correct. The process manager waits longer before it tries again."""
-
-Read = TypeVar("Read", bound=BaseSettings)
-
-
-def read(kind: type[Read]) -> Read:
-    """Read settings from the environment. If one is wrong, print a sentence that names the variable, and exit."""
-    if old_names := sorted(RENAMED.keys() & os.environ.keys()):
-        print_reason("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
-        sys.exit(SETUP_FAILED)
-    try:
-        return kind()
-    except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
-        for problem in error.errors():
-            field, *inside = problem["loc"] or ("",)
-            where = "".join(f"[{step!r}]" for step in inside)
-            given = f" is {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
-            print_reason(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
-    except SettingsError as error:
-        print_reason(f"{error}. Lists and mappings are written as JSON.")
-    sys.exit(SETUP_FAILED)
-
-
-TERMINATION_LOG = Path("/dev/termination-log")
-"""In a pod, Kubernetes puts the content of this file into the pod's status. The operator repeats it in the pool's."""
-
-
-def print_reason(sentence: str) -> None:
-    print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
-    with suppress(OSError):
-        if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_text(sentence)
-
 
 Main = Callable[[asyncio.Event, CollectorRegistry, Health], Awaitable[None]]
 

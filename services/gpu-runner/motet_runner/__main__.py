@@ -11,7 +11,8 @@ with without_collections():
     from prometheus_client import CollectorRegistry
 
     from motet.health import Health
-    from motet.service_main import read, run, run_until
+    from motet.read_settings import read
+    from motet.service_main import run, run_until
     from motet.settings import Addresses, ProcessSettings
     from motet.surroundings import real_surroundings
     from motet_runner.engine_client import EngineClient, EngineDied

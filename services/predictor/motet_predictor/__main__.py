@@ -9,7 +9,8 @@ with without_collections():
 
     from motet.clock import every
     from motet.health import Health
-    from motet.service_main import read, run, run_until
+    from motet.read_settings import read
+    from motet.service_main import run, run_until
     from motet.settings import Addresses, Database, ProcessSettings
     from motet.store import open_store
     from motet.surroundings import real_surroundings

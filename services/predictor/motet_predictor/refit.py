@@ -18,7 +18,7 @@ with without_collections(__name__):
     import structlog
 
     from motet.errors import MotetError
-    from motet.service_main import read
+    from motet.read_settings import read
     from motet.settings import Database, ProcessSettings
     from motet.store import open_store
     from motet.store.length_samples import LengthSample, samples_of_all_tenants

@@ -16,7 +16,8 @@ with without_collections():
     from motet.kube import KubeApi
     from motet.leadership import Candidacy, LocalLeadership
     from motet.lease import Election
-    from motet.service_main import read, run, run_until
+    from motet.read_settings import read
+    from motet.service_main import run, run_until
     from motet.settings import Addresses, LeaseSettings, ProcessSettings
     from motet.surroundings import Surroundings, real_surroundings
     from motet_scheduler import leader_loop

@@ -9,7 +9,8 @@ with without_collections():
 
     from motet.event_record import record_of
     from motet.health import Health
-    from motet.service_main import read, run, run_until
+    from motet.read_settings import read
+    from motet.service_main import run, run_until
     from motet.settings import Addresses, ProcessSettings
     from motet.surroundings import real_surroundings
     from motet_supervisor.metrics import Metrics

@@ -12,11 +12,8 @@ stopped by SIGSTOP: STARTING or READY ──readiness probes fail for seconds─
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from motet.errors import SETUP_FAILED
 from motet.processes.restart_backoff import RestartBackoff
-
-SETUP_FAILED = 2
-"""The exit status with which a service says that a person has to correct something (motet.service_main)."""
-
 
 LIVENESS_FAILURE_THRESHOLD = 5
 """After this many failed liveness probes in a row, a process counts as hanging. One failed probe says nothing."""
