@@ -91,7 +91,7 @@ def test_a_forked_process_computes_without_the_helpers() -> None:
     """They are not in it. A child in whose memory they sleep, or hold a lock, waits for none of them."""
     compiled_library()
     in_a_process("""
-for _ in range(20):
+for _ in range(6):
     child = os.fork()
     if not child:
         os._exit(0 if torch.equal(packed.linear(x), expected) else 1)

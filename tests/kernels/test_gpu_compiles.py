@@ -4,6 +4,7 @@ None of them spills registers into memory: that costs more than most of them rea
 """
 
 import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,30 @@ SHARED_BYTES = 227 * 1024
 QKV = LinearGroup(4096, {"q": 4096, "k": 1024, "v": 1024})
 DOWN = LinearGroup(11008, {"down": 4096})
 GATE_UP = LinearGroup(4096, {"gate": 14336, "up": 14336})
-USUAL = [(QKV, torch.bfloat16), (DOWN, torch.bfloat16), (GATE_UP, torch.bfloat16),
-         (QKV, torch.float16), (GATE_UP, torch.float32)]  # fmt: skip
-OTHERS = [(DOWN, torch.float16), (GATE_UP, torch.float16), (QKV, torch.float32), (DOWN, torch.float32)]
+GROUPS = {"q,k,v": QKV, "down": DOWN, "gate,up": GATE_UP}
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+USUAL = {
+    ("q,k,v", torch.bfloat16, False),
+    ("down", torch.bfloat16, True),
+    ("gate,up", torch.bfloat16, True),
+    ("q,k,v", torch.float16, True),
+    ("gate,up", torch.float32, False),
+}
+"""Every group, type and form of adapters, each of which takes a compiler seconds. The others are compiled in a soak."""
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
 @pytest.mark.parametrize(
-    ("group", "dtype"),
-    [*USUAL, *(pytest.param(*one, marks=pytest.mark.soak) for one in OTHERS)],
-    ids=lambda one: ",".join(one.outputs) if isinstance(one, LinearGroup) else str(one),
+    ("group", "dtype", "int8"),
+    [
+        pytest.param(
+            GROUPS[name],
+            dtype,
+            int8,
+            id=f"{name}-{dtype}-{'int8' if int8 else 'as rows'}",
+            marks=() if (name, dtype, int8) in USUAL else pytest.mark.soak,
+        )
+        for name, dtype, int8 in product(GROUPS, DTYPES, (False, True))
+    ],
 )
 def test_add_lora_compiles_and_all_its_programs_fit_at_once(
     group: LinearGroup, dtype: torch.dtype, *, int8: bool
@@ -64,8 +79,12 @@ def test_add_lora_compiles_and_all_its_programs_fit_at_once(
 @pytest.mark.parametrize("int8", [False, True], ids=["as rows", "int8"])
 def test_add_lora_compiles_once_for_all_models_layers_and_batches(*, int8: bool) -> None:
     found = [*add_in_layers(24, int8=int8), *add_in_layers(144, int8=int8)]  # the latter has 16 numbers of a chunk
-    assert len(found) == 2 * 3 * 24 * 2
+    assert len(found) == 2 * 3 * len(LAYERS) * 2
     assert len({kernel.key for kernel in found}) == 2
+
+
+LAYERS = (0, 1, 2, 16)
+"""Numbers that a compiler may treat alike: 0, 1, one that 16 divides, and another."""
 
 
 def add_in_layers(layers: int, *, int8: bool) -> list[Compiled]:
@@ -76,7 +95,7 @@ def add_in_layers(layers: int, *, int8: bool) -> list[Compiled]:
         for rows in range(1, 4):
             placed = [PlacedAdapter(str(row), 64 * row, 16 << row, everywhere) for row in range(rows)]
             batch = backend.make_batch([Segment(row, row + 1, placed[row]) for row in range(rows)])
-            for group in groups[:24]:
+            for group in (groups[layer] for layer in LAYERS):
                 x, y = torch.empty(rows, 512, dtype=torch.bfloat16), torch.empty(rows, 1024, dtype=torch.bfloat16)
                 backend.add_lora_together(y, x, tuple(group.outputs), batch)
     return found
@@ -107,12 +126,16 @@ def attend(
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [
-        (torch.bfloat16, {"heads": 32, "kv_heads": 8, "width": 128}),
-        (torch.float16, {"heads": 16, "kv_heads": 8, "width": 256, "page": 64, "window": 64, "softcap": 50.0}),
-        (torch.bfloat16, {"heads": 32, "kv_heads": 32, "width": 80}),
-        (torch.float32, {"heads": 32, "kv_heads": 8, "width": 128}),
+        pytest.param(torch.bfloat16, {"heads": 32, "kv_heads": 8, "width": 128}, id="gqa"),
+        pytest.param(
+            torch.float16,
+            {"heads": 16, "kv_heads": 8, "width": 256, "page": 64, "window": 64, "softcap": 50.0},
+            id="windows",
+        ),
+        pytest.param(torch.float32, {"heads": 32, "kv_heads": 32, "width": 80}, id="mha, fp32"),
+        pytest.param(torch.bfloat16, {"heads": 32, "kv_heads": 32, "width": 80}, id="mha", marks=pytest.mark.soak),
+        pytest.param(torch.float32, {"heads": 32, "kv_heads": 8, "width": 128}, id="fp32", marks=pytest.mark.soak),
     ],
-    ids=["gqa", "windows", "mha", "fp32"],
 )
 def test_attention_compiles_once_and_fits(dtype: torch.dtype, sizes: dict[str, Any]) -> None:
     found = attend(dtype, 0, **sizes)
@@ -151,7 +174,9 @@ def compute_a_layer(rows: int, dtype: torch.dtype) -> list[Compiled]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.soak)], ids=str
+)
 def test_what_a_layer_computes_between_products_compiles_once(dtype: torch.dtype) -> None:
     found = compute_a_layer(5, dtype)
     assert len(found) == 5

@@ -78,8 +78,10 @@ def undisturbed(llama: Path, adapters: list[Path]) -> dict[str, list[int]]:
     return answers(make_local_engine(llama, **CUT_CPP), adapters).tokens
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("near_the_end", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "near_the_end"),
+    [(0, False), (1, True), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(0, True), (1, False), (2, False), (2, True)])],
+)
 @pytest.mark.parametrize("make", [make_device_engine, make_local_engine])
 def test_memory_that_ends_in_any_operation_costs_no_token(  # noqa: PLR0917
     llama: Path,
@@ -107,7 +109,7 @@ def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: C
     settings = {"kernels": "cpp", "prefill_chunk_tokens": 1024}
     expected = run(make_local_engine(llama, **settings), *asked).tokens
     first, grown = 0, 0
-    for seed in range(10):
+    for seed in range(5):
         engine = make(llama, **settings)
         program = engine.diagnostics.loaded.fused.program
         before = program._room  # noqa: SLF001
@@ -118,7 +120,7 @@ def test_memory_that_ends_while_buffers_grow_costs_no_token(llama: Path, make: C
         assert [len(buffer) for buffer in program._memory] == [program._room * count for count in row_bytes]  # noqa: SLF001
         first += failures.first
         grown += program._room > before  # noqa: SLF001
-    assert first > 10
+    assert first > 5
     assert grown > 0
 
 

@@ -81,7 +81,7 @@ print(json.dumps([imported, [getattr(import_utils, name)() for name in sys.argv[
 @pytest.mark.parametrize(
     "needs_it",
     [
-        "import torch._dynamo.config",
+        pytest.param("import torch._dynamo.config", marks=pytest.mark.soak),
         "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
     ],
 )

@@ -179,9 +179,10 @@ def test_an_engine_serves_where_there_is_no_triton(llama: Path) -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from pathlib import Path\n"
-        "from motet_runner.engine import Engine\n"
+        "from motet_runner.engine_process import load_engine\n"
         "from motet_runner.interface import EngineConfig\n"
-        f"print(Engine(EngineConfig(model=Path({str(llama)!r}), device='cpu', kv_cache_mib=4)).info.kernels.serving)"
+        f"config = EngineConfig(model=Path({str(llama)!r}), device='cpu', kv_cache_mib=4)\n"
+        "print(load_engine(config, lambda *_: None).info.kernels.serving)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -247,7 +248,7 @@ def test_requests_in_the_middle_of_the_change_get_their_answers(
     monkeypatch.setattr("motet_kernels.cpp.linear.PART_BYTES", 64 << 10)
     base = save_base(family, tmp_path / "base")
     adapter = save_adapter(base, family, EIGHT[0], tmp_path / "x", seed=1)
-    asked = [ask("a", prompt=30, max_tokens=8), ask("b", prompt=20, max_tokens=8, adapter=Digest("x"))]
+    asked = [ask("a", prompt=30, max_tokens=3), ask("b", prompt=20, max_tokens=3, adapter=Digest("x"))]
     torch_engine = make_engine(base, kernels="torch")
     load(torch_engine, Digest("x"), adapter)
     expected = run(torch_engine, *asked).tokens

@@ -120,15 +120,26 @@ def runs(engine: Engine, *asked: NewSequence) -> tuple[dict[str, list[int]], int
     return ran.tokens, late
 
 
-@pytest.mark.parametrize("kernels", ["torch", "cpp", "exact"])
-@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    ("drawn", "kernels"),
+    [
+        ("greedy", "torch"),
+        ("drawn", "cpp"),
+        ("drawn", "exact"),
+        pytest.param("greedy", "cpp", marks=pytest.mark.soak),
+        pytest.param("greedy", "exact", marks=pytest.mark.soak),
+        pytest.param("drawn", "torch", marks=pytest.mark.soak),
+    ],
+)
 def test_tokens_are_those_of_masks_in_time(
-    grammars: Grammars, kernels: str, drawn: dict, monkeypatch: pytest.MonkeyPatch
+    grammars: Grammars, kernels: str, drawn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    how = {"temperature": 1.2, "seed": 5} if drawn == "drawn" else {}
+
     def asked(*, slow: bool) -> list[NewSequence]:
         return [
-            masked(grammars, JSON, "a", slow=slow, **drawn),
-            masked(grammars, WORD, "bb", slow=slow, prompt=17, **drawn),
+            masked(grammars, JSON, "a", slow=slow, **how),
+            masked(grammars, WORD, "bb", slow=slow, prompt=17, **how),
             masked(grammars, JSON, "ccc", slow=slow, prompt=33, temperature=0.8, seed=3),
             ask("plain", max_tokens=50),
             ask("other", max_tokens=50, temperature=1.0, seed=9),
@@ -176,8 +187,15 @@ def held(grammars: Grammars, impatient: None) -> Iterator[tuple[Engine, EngineRu
     rules.go.set()
 
 
-@pytest.mark.parametrize("method", list(ParkMethod))
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(
+    ("early", "method"),
+    [
+        (True, ParkMethod.SWAP),
+        (False, ParkMethod.RECOMPUTE),
+        pytest.param(True, ParkMethod.RECOMPUTE, marks=pytest.mark.soak),
+        pytest.param(False, ParkMethod.SWAP, marks=pytest.mark.soak),
+    ],
+)
 def test_a_row_is_parked_while_its_mask_is_late(held, grammars: Grammars, method: ParkMethod, early: bool) -> None:
     engine, ran, rules = held
     engine.set_supervised(True)

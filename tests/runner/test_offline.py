@@ -88,15 +88,15 @@ def test_messages_for_an_adapter_with_a_template_become_a_prompt_by_it(tmp_path:
 def test_more_than_fits_into_memory_waits_and_keeps_its_order(engine: OfflineEngine) -> None:
     """Also with more adapters than may be on the device together."""
     small = offline(kv_cache_mib=1, host_kv_mib=1, max_resident_adapters=1, max_concurrent_sequences=6)
-    prompts = [f"{QUESTIONS[index % 3]} {index}" for index in range(60)]
-    names = [("", *ADAPTERS)[index % 4] for index in range(60)]
+    prompts = [f"{QUESTIONS[index % 3]} {index}" for index in range(24)]
+    names = [("", *ADAPTERS)[index % 4] for index in range(24)]
     assert sum(len(prompt) for prompt in prompts) > small.info.pages  # they cannot all be there
     crowded = small.generate(prompts, adapter=names, max_tokens=12)
     alone = [
         engine.generate([prompt], adapter=name, max_tokens=12)[0] for prompt, name in zip(prompts, names, strict=True)
     ]
     assert texts(crowded) == texts(alone)
-    assert [answer.number for answer in crowded] == list(range(60))
+    assert [answer.number for answer in crowded] == list(range(24))
 
 
 def test_requests_are_taken_when_there_is_room_and_forgotten_when_nobody_wants_answers() -> None:

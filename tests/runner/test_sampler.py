@@ -480,6 +480,7 @@ class SampledRows(RuleBasedStateMachine):
 
 
 TestSampledRows = SampledRows.TestCase
+TestSampledRows.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_what_a_step_counts_does_not_grow_with_the_answer() -> None:

@@ -86,6 +86,7 @@ def load(engine: Engine, adapter: AdapterLayout, memory: torch.Tensor | None = N
     linears = engine.diagnostics.linears
     host = HostLoad(adapter, linears.layout(adapter.rank), linears.base, pinned=False, memory=memory)
     deadline = time.monotonic() + 20
+    host.allow(float("inf"))
     while not host.ended(0.1):
         host.allow(float("inf"))
         assert time.monotonic() < deadline

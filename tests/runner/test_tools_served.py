@@ -145,7 +145,7 @@ def checked(one: Asked, text: ModelTokenizer, answer: Answer) -> bool:
     return bool(ended)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.soak)])
 def test_what_is_called_parses_and_fits_its_schema(count: int) -> None:
     engine = _BegunEngine(MODEL, kernels="torch", threads=1)
     text = ModelTokenizer.from_folder(MODEL)
