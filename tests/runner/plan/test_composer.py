@@ -1,7 +1,7 @@
 """Who computes what in an iteration."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.domain import PAGE_TOKENS, RequestId
@@ -137,6 +137,7 @@ def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
         preset_named("pagedchunk")
 
 
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 80), st.integers(1, 40)), min_size=2, max_size=8),
     preset=st.sampled_from([name for name, preset in PRESETS.items() if preset.order == "arrival"]),
@@ -161,6 +162,7 @@ def test_an_earlier_sequence_never_has_fewer_iterations_than_a_later_one(
     assert all(finish is Finish.LENGTH for _, finish in device.finished.values())
 
 
+@settings(max_examples=40)
 @given(
     waiting=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 5)), max_size=12),
     chunk_tokens=st.integers(1, 64),

@@ -282,5 +282,5 @@ class AnyRuns(RuleBasedStateMachine):
         assert not any(isinstance(self.bytes[page], tuple) for page in self.pages.empty_pages), "not wiped"
 
 
-AnyRuns.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyRuns.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAnyRuns = AnyRuns.TestCase

@@ -157,7 +157,7 @@ for machine in (
     PlansAgreeOnPagesOf32,
 ):
     machine.TestCase.settings = settings(
-        max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
 TestPlansAgree = PlansAgree.TestCase
 TestPlansAgreeAhead = PlansAgreeAhead.TestCase

@@ -217,7 +217,7 @@ class AnyLife(RuleBasedStateMachine):
         self.device.check()
 
 
-AnyLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAnyLife = AnyLife.TestCase
 
 

@@ -384,7 +384,7 @@ def test_pages_that_a_window_gives_back_make_room_for_others(
     assert not any(isinstance(event, ParkedNow) for event in device.events)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     asked=st.lists(
         st.tuples(
@@ -421,7 +421,7 @@ def test_what_is_charged_is_the_plain_forecast_whoever_shares_pages(
         planner.check()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     asked=st.lists(
         st.tuples(st.integers(1, 60), st.integers(1, 90), st.integers(1, 90), st.integers(0, 5)),

@@ -68,7 +68,7 @@ request = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     asked=st.lists(request, min_size=2, max_size=6),
     stranger=request,

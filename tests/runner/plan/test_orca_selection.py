@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.domain import PAGE_TOKENS, RequestId
@@ -192,6 +192,7 @@ def test_composer_and_ledger_choose_what_the_algorithm_chooses(trace: Trace) -> 
     assert ours.ledger.promised == 0
 
 
+@settings(max_examples=40)
 @given(traces())
 def test_a_runner_that_is_sent_requests_by_arrival_runs_what_the_algorithm_runs(trace: Trace) -> None:
     """The same through a whole plan: the scheduler sends requests in order and waits when one is declined."""

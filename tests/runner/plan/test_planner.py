@@ -588,7 +588,7 @@ class RunnerOfPagesOf32WithWindow(RunnerWithWindow):
 
 def case_of(machine: type[Runner]):
     machine.TestCase.settings = settings(
-        max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     return machine.TestCase
 

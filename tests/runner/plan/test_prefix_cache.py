@@ -431,6 +431,6 @@ class Holders(RuleBasedStateMachine):
 
 
 Holders.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestHolders = Holders.TestCase

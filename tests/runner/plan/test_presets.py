@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.domain import PAGE_TOKENS, pages_for
@@ -59,6 +59,7 @@ def ask_all(running: Running, asked: Items[tuple[int, int, int]]) -> None:
         running.ask(prompt, max_tokens)
 
 
+@settings(max_examples=40)
 @given(
     asked=arrivals, name=st.sampled_from(sorted(ALL)), ahead=st.integers(0, 1), overcommit=st.sampled_from([1.0, 2.0])
 )
@@ -80,6 +81,7 @@ def test_under_every_preset_everybody_finishes_within_the_bounds(
     assert {finish for _, finish in finished.values()} == {Finish.LENGTH}
 
 
+@settings(max_examples=40)
 @given(asked=arrivals, name=st.sampled_from(["orca", "ft-max", "punica", "paged-chunk"]))
 def test_one_iteration_ahead_an_earlier_sequence_has_run_at_least_as_often(
     asked: list[tuple[int, int, int]], name: str

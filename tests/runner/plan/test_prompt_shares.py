@@ -279,7 +279,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSharing.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 def test_a_piece_is_as_large_as_the_iteration_allows() -> None:

@@ -299,4 +299,4 @@ class ArrivalsOnAMachine(RuleBasedStateMachine):
 
 
 TestArrivalsOnAMachine = ArrivalsOnAMachine.TestCase
-TestArrivalsOnAMachine.settings = settings(max_examples=25, stateful_step_count=15)
+TestArrivalsOnAMachine.settings = settings(max_examples=12, stateful_step_count=15)
