@@ -441,9 +441,9 @@ def test_an_image_has_a_library_for_each_set_of_instructions_of_its_architecture
 @pytest.mark.parametrize(
     "settings",
     [
-        {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "7"},
-        {"OMP_NUM_THREADS": "many", "OMP_DYNAMIC": "true"},
-        {"OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "passive"},
+        {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "7", "OMP_DYNAMIC": "true"},
+        pytest.param({"OMP_NUM_THREADS": "many", "OMP_DYNAMIC": "true"}, marks=pytest.mark.soak),
+        pytest.param({"OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "passive"}, marks=pytest.mark.soak),
     ],
     ids=lambda settings: ", ".join(f"{name}={value}" for name, value in settings.items()),
 )
@@ -550,7 +550,9 @@ def test_a_compiler_that_is_too_old_for_the_best_instructions(
     "change",
     [
         ("add_lora.cpp", ("add_row(y, factors, rank, b,", "add_row(y, factors, rank / 2, b,")),
-        ("attention.cpp", ("position + 1 - first : 0", "position + 2 - first : 0")),
+        pytest.param(
+            ("attention.cpp", ("position + 1 - first : 0", "position + 2 - first : 0")), marks=pytest.mark.soak
+        ),
         ("attention.cpp", ("total *= fading[0];", "")),
     ],
     ids=["add_lora", "attention to a later token", "attention across blocks"],

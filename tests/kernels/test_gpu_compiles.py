@@ -174,9 +174,7 @@ def compute_a_layer(rows: int, dtype: torch.dtype) -> list[Compiled]:
     return found
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.soak)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.soak)], ids=str)
 def test_what_a_layer_computes_between_products_compiles_once(dtype: torch.dtype) -> None:
     found = compute_a_layer(5, dtype)
     assert len(found) == 5

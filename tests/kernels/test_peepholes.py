@@ -3,7 +3,7 @@ brought together gives the bits of the steps themselves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations, product
+from itertools import combinations, islice, permutations, product
 from math import prod
 
 import numpy as np
@@ -463,17 +463,19 @@ def _instead(step: Step, value: Value, other: Value) -> Step:
     return replace(step, out=step.out and place(step.out), inputs=tuple(map(place, step.inputs)))
 
 
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("dtype", "by_heads"), [(FLOAT, False), (BFLOAT, True)])
 @pytest.mark.parametrize("make", SHAPES)
 def test_what_is_brought_together_keeps_its_bits(
-    make: Callable[[Shape], None], dtype: torch.dtype, by_heads: bool
+    make: Callable[[Shape], None], dtype: torch.dtype, by_heads: bool, every: int
 ) -> None:
+    """`every`: of what nearly has the shape. One type begins with the first, the other with the second."""
     library = compiled_library()
     shape = Shape(dtype, by_heads=by_heads)
     make(shape)
     right = Near("as it is", shape.steps, shape.results, is_right=True)
     made = SHAPES[make]
-    for near in (right, *near_misses(shape)):
+    for near in (right, *islice(near_misses(shape), by_heads % every, None, every)):
         together = passed(library, shape, near, together=True)
         if near.is_right:
             assert ({}, made[1]) == made if together is None else (together.found, together.left) == made

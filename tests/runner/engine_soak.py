@@ -66,6 +66,8 @@ class Soak:
     """By how much the ranks of all adapters are larger"""
     kernels: str = "torch"
     shapes: int = SHAPES
+    iterations: int = 0
+    """In which something arrives or is disturbed; 0: those of `seconds`"""
     happened: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     """The errors with which requests ended"""
@@ -155,7 +157,7 @@ class Soak:
         wrong: list[str] = []
         steps = number = drained = 0
         while True:
-            running = time.monotonic() < ends
+            running = steps < self.iterations if self.iterations else time.monotonic() < ends
             if not running and not live:
                 break
             if running:

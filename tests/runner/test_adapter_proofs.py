@@ -4,11 +4,12 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ KERNELS = [
     ("cpp", "float32"),
     ("cpp", "bfloat16"),
 ]
+USUAL = ("cpp", "bfloat16")
 proving_engine = partial(make_engine, prove_adapters=True)
 NUMBERS = count(1)
 UNLUCKY = 70
@@ -75,7 +77,7 @@ def dora(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_adapter(qwen2, "qwen2", RandomAdapter(6, 9, dora=True), tmp_path_factory.mktemp("dora") / "a", seed=1)
 
 
-@pytest.fixture(scope="module", params=KERNELS, ids=" ".join)
+@pytest.fixture(scope="module")
 def engine_on(request: pytest.FixtureRequest):
     """One engine for each model: its adapters are dropped after each proof."""
     kernels, dtype = request.param
@@ -114,6 +116,30 @@ def outcome(engine: Engine, folder: Path) -> Proof | MotetError:
     return ended.found
 
 
+def on_kernels(name: str, cases: Collection[Any]) -> pytest.MarkDecorator:
+    """Each case with the compiled kernels in bfloat16, and the cases in turn with one of the others. All of them run
+    in a soak."""
+    others = [one for one in KERNELS if one != USUAL]
+    return pytest.mark.parametrize(
+        ("engine_on", name),
+        [
+            pytest.param(
+                kernels,
+                case,
+                id=f"{' '.join(kernels)}-{case if isinstance(case, str) else '-'.join(case)}",
+                marks=() if kernels in (USUAL, others[number % len(others)]) else pytest.mark.soak,
+            )
+            for kernels in KERNELS
+            for number, case in enumerate(cases)
+        ],
+        indirect=["engine_on"],
+    )
+
+
+on_all_kernels = pytest.mark.parametrize("engine_on", KERNELS, ids=" ".join, indirect=True)
+
+
+@on_all_kernels
 @pytest.mark.parametrize("case", [("llama", "plain"), ("llama", "of_some"), ("qwen2", "dora")])
 def test_what_is_right_is_proved(engine_on, case: tuple[str, str], request: pytest.FixtureRequest) -> None:
     base, folder = map(request.getfixturevalue, case)
@@ -124,12 +150,12 @@ def test_what_is_right_is_proved(engine_on, case: tuple[str, str], request: pyte
     assert proof.warning == ""
 
 
-@pytest.mark.parametrize("mutant", PLAIN)
+@on_kernels("mutant", PLAIN)
 def test_no_defect_of_a_load_is_missed(engine_on, llama: Path, plain: Path, mutant: str, monkeypatch) -> None:
     refused(engine_on(llama), plain, PLAIN[mutant], monkeypatch)
 
 
-@pytest.mark.parametrize("mutant", SCALED)
+@on_kernels("mutant", SCALED)
 def test_no_defect_of_scales_is_missed(engine_on, qwen2: Path, dora: Path, mutant: str, monkeypatch) -> None:
     refused(engine_on(qwen2), dora, SCALED[mutant], monkeypatch)
 
@@ -141,7 +167,7 @@ def test_no_linear_changes_that_the_adapter_does_not_name(llama: Path, of_some: 
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
-@pytest.mark.parametrize("width", [4096, 14336])
+@pytest.mark.parametrize("width", [pytest.param(4096, marks=pytest.mark.soak), 14336])
 def test_long_sums_in_fp32_are_proved_with_room_to_spare_and_one_lost_input_is_not(
     tmp_path: Path, width: int, kernels: str, monkeypatch
 ) -> None:
@@ -222,6 +248,7 @@ def with_b(folder: Path, to: Path, factor: float, of_a: float = 1.0) -> Path:
     return to
 
 
+@on_all_kernels
 def test_an_adapter_that_rounding_takes_away_is_refused(engine_on, llama: Path, plain: Path, tmp_path: Path) -> None:
     found = outcome(engine_on(llama), with_b(plain, tmp_path / "faint", 1e-14))
     assert isinstance(found, AdapterUnproved)

@@ -80,7 +80,11 @@ def undisturbed(llama: Path, adapters: list[Path]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("seed", "near_the_end"),
-    [(0, False), (1, True), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(0, True), (1, False), (2, False), (2, True)])],
+    [
+        (0, False),
+        (1, True),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in [(0, True), (1, False), (2, False), (2, True)]),
+    ],
 )
 @pytest.mark.parametrize("make", [make_device_engine, make_local_engine])
 def test_memory_that_ends_in_any_operation_costs_no_token(  # noqa: PLR0917

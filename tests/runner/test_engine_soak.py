@@ -14,18 +14,20 @@ from tests.support.chosen_worker import WORKER, chosen_worker
 
 RSS_GROWTH_MIB = 20
 PAUSED_OFTEN = "The runner's memory is full and this request was paused often; try again."
-SHAPES = 24
+SHAPES = 12
 """Of a short run: what each request gets alone takes longer than all of them together."""
+ITERATIONS = 400
+"""In each of which somebody arrives with 30 %, and is parked with 3 %"""
 CROWDED = {"larger": 3, "overcommit": 3}
 """Adapters that fill most of the memory, and promises of three times of it"""
 
 
 def short(folder: Path, worker: str = WORKER, **options: Any) -> dict[str, Any]:
-    """A few seconds of it."""
+    """Some iterations of it: in a second, a slow machine has too few."""
     if options["kernels"] == "cpp":
         needs_a_compiler()
     with chosen_worker(worker):
-        return Soak(seconds=2, folder=folder, plan_ahead=1, shapes=SHAPES, **options).run()
+        return Soak(seconds=0, iterations=ITERATIONS, folder=folder, plan_ahead=1, shapes=SHAPES, **options).run()
 
 
 def soak(seconds: int, **options: int | str) -> dict[str, Any]:
@@ -48,12 +50,12 @@ def check(result: dict[str, Any]) -> None:
     assert {"length", "parked", "resumed", "loads"} <= result["happened"].keys()
 
 
-@pytest.mark.parametrize(("worker", "kernels"), [("local", "torch"), ("device", "torch"), ("recorded", "cpp")])
-def test_a_few_seconds_of_random_work(worker: str, kernels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("worker", "kernels"), [("device", "torch"), ("recorded", "cpp")])
+def test_some_random_work(worker: str, kernels: str, tmp_path: Path) -> None:
     check(short(tmp_path, worker, seed=1, kernels=kernels))
 
 
-def test_a_few_seconds_with_large_adapters_and_far_too_many_promises(tmp_path: Path) -> None:
+def test_some_work_with_large_adapters_and_far_too_many_promises(tmp_path: Path) -> None:
     check(short(tmp_path, seed=2, kernels="cpp", **CROWDED))
 
 

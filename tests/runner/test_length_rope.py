@@ -47,8 +47,15 @@ def test_neighbours_and_cached_pages_change_nothing(base: Path, alone: dict[str,
     assert engine.report().pages_free == engine.info.pages
 
 
-@pytest.mark.parametrize("plan_ahead", [0, 1])
-@pytest.mark.parametrize("method", ParkMethod)
+@pytest.mark.parametrize(
+    ("method", "plan_ahead"),
+    [
+        (ParkMethod.SWAP, 1),
+        (ParkMethod.RECOMPUTE, 0),
+        pytest.param(ParkMethod.SWAP, 0, marks=pytest.mark.soak),
+        pytest.param(ParkMethod.RECOMPUTE, 1, marks=pytest.mark.soak),
+    ],
+)
 def test_parking_anywhere_changes_nothing(
     base: Path, alone: dict[str, list[int]], method: ParkMethod, plan_ahead: int
 ) -> None:

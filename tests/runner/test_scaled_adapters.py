@@ -59,7 +59,7 @@ def specs(family: str) -> dict[str, RandomAdapter]:
     }
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     family = request.param
     folder = tmp_path_factory.mktemp(family)
@@ -107,15 +107,22 @@ def prompt_of(length: int) -> tuple[int, ...]:
     return tuple(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist())
 
 
+IN_SHORT = {(family, "cpp") for family in TARGETS} | {("llama", "exact"), ("qwen2", "torch"), ("gpt2", "torch")}
+
+
 @pytest.mark.parametrize(
-    "config",
-    [{"kernels": "torch"}, {"kernels": "cpp", "kernel_cache": CACHE}, {"kernels": "exact"}],
-    ids=["torch", "cpp", "exact"],
+    ("world", "kernels"),
+    [
+        pytest.param(family, kernels, marks=() if (family, kernels) in IN_SHORT else pytest.mark.soak)
+        for family in TARGETS
+        for kernels in ("torch", "cpp", "exact")
+    ],
+    indirect=["world"],
 )
-def test_what_scales_and_shifts_equals_peft(world: World, config: dict[str, object]) -> None:
-    if config["kernels"] == "cpp":
+def test_what_scales_and_shifts_equals_peft(world: World, kernels: str) -> None:
+    if kernels == "cpp":
         needs_a_compiler()
-    served = serve(world, device=device_of("cpp").type, **config)
+    served = serve(world, device=device_of("cpp").type, kernels=kernels, kernel_cache=CACHE)
     print(assert_equal(served, reference_logits(world, served)))
 
 
