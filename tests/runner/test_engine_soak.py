@@ -16,7 +16,7 @@ RSS_GROWTH_MIB = 20
 PAUSED_OFTEN = "The runner's memory is full and this request was paused often; try again."
 SHAPES = 12
 """Of a short run: what each request gets alone takes longer than all of them together."""
-ITERATIONS = 400
+ITERATIONS = 200
 """In each of which somebody arrives with 30 %, and is parked with 3 %"""
 CROWDED = {"larger": 3, "overcommit": 3}
 """Adapters that fill most of the memory, and promises of three times of it"""

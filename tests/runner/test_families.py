@@ -121,14 +121,13 @@ IN_CHUNKS = (
 """With torch, too, one of each kind of attention, rope and linear. `test_models.py` has all, without adapters."""
 
 
-def is_short(family: str, kernels: str, chunk: int) -> bool:
-    return family in (BY_NAME if (kernels, chunk) == ("cpp", WHOLE) else IN_CHUNKS if chunk == CHUNKED else ())
+IN_SHORT = {(family, *WAYS[0]) for family in IN_CHUNKS} | {(family, *WAYS[1]) for family in BY_NAME}
 
 
 @pytest.mark.parametrize(
     ("proof", "kernels", "chunk", "prefix_cache"),
     [
-        pytest.param(family, *way, marks=() if is_short(family, *way[:2]) else pytest.mark.soak)
+        pytest.param(family, *way, marks=() if (family, *way) in IN_SHORT else pytest.mark.soak)
         for family in ALL
         for way in WAYS
     ],
