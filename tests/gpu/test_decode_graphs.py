@@ -59,7 +59,7 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
     )
     for asked in rounds:
         sequences = [
-            ask(name, prompt=13 + 2 * place, max_tokens=4 + place, adapter=digest, temperature=0.4 * place, seed=7)
+            ask(name, prompt=13 + 2 * place, max_tokens=2 + place, adapter=digest, temperature=0.4 * place, seed=7)
             for place, (name, digest) in enumerate(asked)
         ]
         assert run(recorded, *sequences).tokens == run(reference, *sequences).tokens
@@ -80,7 +80,7 @@ def test_adapters_that_scale_have_recorded_decodes_of_their_own(tmp_path: Path) 
     worker, plain = recorded.diagnostics.worker, len(captured_sizes(ROWS))
     for owners, captures in (([2, 2, 2], plain), ([2, 0, 1], 2 * plain), ([1, 1, 0], 2 * plain)):
         asked = [
-            ask(f"{owners} {place}", prompt=13 + 2 * place, max_tokens=3 + place, adapter=DIGESTS[owner])
+            ask(f"{owners} {place}", prompt=13 + 2 * place, max_tokens=2 + place, adapter=DIGESTS[owner])
             for place, owner in enumerate(owners)
         ]
         assert run(recorded, *asked).tokens == run(reference, *asked).tokens

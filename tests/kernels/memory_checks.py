@@ -104,7 +104,7 @@ def check_engine(family: str, folder: Path) -> None:
     """Each iteration of several rows fails once, somewhere, and is computed in parts. No token is another one."""
     base = save_model(BY_NAME[family].config, folder / "base")
     adapters = save_adapters(base, BY_NAME[family], folder / "adapters")
-    asked = [ask(f"{n}", prompt=4 + n, max_tokens=30, adapter=Digest(f"sha256:{n % 3}")) for n in range(6)]
+    asked = [ask(f"{n}", prompt=4 + n, max_tokens=16, adapter=Digest(f"sha256:{n % 3}")) for n in range(6)]
 
     def tokens() -> dict[str, list[int]]:
         engine = make_local_engine(base, kernels="cpp", kernel_cache=CACHE, prefill_chunk_tokens=32, threads=2)

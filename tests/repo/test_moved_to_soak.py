@@ -34,6 +34,32 @@ MOVED = [
         "start takes much longer than its work. One test of each kind of kernel and the promises of threads stay.",
     ),
     Moved(
+        "tests/runner/test_families.py",
+        "test_tokens_and_logits_equal_generate",
+        "test_tokens_and_logits_equal_generate",
+        "Torch's kernels with adapters for twelve families whose linears, ropes and attention six others have, too. "
+        "test_models.py has torch's kernels for all families.",
+    ),
+    Moved(
+        "tests/kernels/test_gpu_compiles.py",
+        "test_add_lora_compiles_and_all_its_programs_fit_at_once",
+        "test_add_lora_compiles_and_all_its_programs_fit_at_once",
+        "Each kernel takes a compiler four seconds: every group, type and form of adapters is compiled, and not each "
+        "of them with all others.",
+    ),
+    Moved(
+        "tests/runner/test_decode_graphs.py",
+        "test_many_swaps_of_adapters_need_no_other_recording",
+        "test_many_swaps_of_adapters_need_no_other_recording",
+        "A thousand swaps: a hundred of them already swap each adapter out and in again in batches of all kinds.",
+    ),
+    Moved(
+        "tests/kernels/test_peepholes.py",
+        "test_what_is_brought_together_keeps_its_bits",
+        "test_what_is_brought_together_keeps_its_bits",
+        "Half of what nearly has a shape, for each type: what one type leaves out the other one tries.",
+    ),
+    Moved(
         "tests/simulator/plan/test_leaps.py",
         "test_leaping_is_the_same_as_stepping",
         "test_leaping_is_the_same_as_stepping",

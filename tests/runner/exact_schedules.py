@@ -27,6 +27,7 @@ from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, Logprobs, NewSequence, Sampling, State
 from motet_runner.plan import StepPlan
 from tests.runner.engines import load
+from tests.runner.judged_once import started
 from tests.runner.random_models import ENDS, VOCABULARY, RandomAdapter, configs, save_adapter, save_base
 
 SHAPES = 18
@@ -157,7 +158,7 @@ class Schedules:
             max_concurrent_sequences=[24, 5][number % 2],
             max_resident_adapters=[4, 2][number // 2 % 2],
         )
-        engine = Engine(config, on_logits=tap)
+        engine = started(config, on_logits=tap)
         if contiguous:
             self._count_moves(engine)
         for digest, folder in self.adapters.items():
@@ -192,7 +193,7 @@ class Schedules:
         found: dict[tuple[int, int], Expected] = {}
         now = Expected()
         config = EngineConfig(model=self.base, kernels="exact", kv_cache_mib=4, prefix_cache=False)
-        engine = Engine(config, on_logits=lambda _, logits: now.rows.append(_hash(logits[0])))
+        engine = started(config, on_logits=lambda _, logits: now.rows.append(_hash(logits[0])))
         for digest, folder in self.adapters.items():
             load(engine, digest, folder)
         for number, shape in enumerate(self.shapes):

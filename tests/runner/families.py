@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from tests.runner.random_models import VOCABULARY, RandomAdapter
+from tests.support.made_once import made_once
 
 CONTEXT = 256
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
@@ -252,16 +253,19 @@ def pretrained(folder: Path, **options: object) -> PreTrainedModel:
 
 def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path:
     """A base of random weights. Biases and norms are random too, so that one that is left out is noticed."""
-    torch.manual_seed(seed)
-    model = _auto(config).from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
-    return folder
+
+    def make(into: Path) -> None:
+        torch.manual_seed(seed)
+        model = _auto(config).from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.15)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+        model.save_pretrained(into)
+
+    return made_once(("model", type(config), config.to_json_string(use_diff=False), seed), folder, make)
 
 
 def save_adapters(base: Path, family: Family, folder: Path, specs: Sequence[RandomAdapter] = ADAPTERS) -> list[Path]:

@@ -1,21 +1,30 @@
 """A gate for tests that are not about the gate: most of the time that an engine of a tiny model takes to start is spent
-on its judgement."""
+on its judgement, on the check of the model and on that of its packed weights."""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, ClassVar
 from unittest.mock import patch
 
+import torch
+
+from motet_kernels.decoder_weights import PackedLinears
 from motet_runner.engine import Engine
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.allowed_error import linear_fault
 from motet_runner.execute.gate.gate import Gate
 from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.load.model_check import ModelCheck
 from motet_runner.interface import EngineConfig
 
 
 def started(config: EngineConfig, **settings: Any) -> Engine:
-    """An engine of the product, with this gate."""
-    with patch("motet_runner.engine.Gate", JudgedOnce):
+    """An engine of the product, with this gate and these checks."""
+    with (
+        patch("motet_runner.engine.Gate", JudgedOnce),
+        patch("motet_runner.execute.load.load_model.ModelCheck", CheckedOnce),
+        patch("motet_runner.execute.kernels.packed_model.linear_fault", fault_found_once),
+    ):
         return Engine(config, **settings)
 
 
@@ -56,3 +65,41 @@ class JudgedOnce(Gate):
     def _judgement(self, kernels: Kernels, *, whole: bool) -> _Judgement:
         library = kernels.library
         return *self._of_model, kernels.name, None if library is None else library.path, whole
+
+
+class CheckedOnce(ModelCheck):
+    """Of a model whose like has passed, only what its linears and layers are is found out."""
+
+    passed: ClassVar[set[_Judgement]] = set()
+
+    def run(self) -> None:
+        of = self._loaded
+        like = of.config.to_json_string(), of.architecture, of.dtype, of.device
+        self._knows = JudgedOnce.remembers and like in self.passed
+        super().run()
+        self.passed.add(like)
+
+    def _check_neighbours(self, tokens: list[int]) -> None:
+        if not self._knows:
+            super()._check_neighbours(tokens)
+
+    def _check_parts(self, exact: LoadedModel, tokens: list[int]) -> torch.Tensor:
+        return torch.empty(0) if self._knows else super()._check_parts(exact, tokens)
+
+    def _check_attention(self, exact: LoadedModel, tokens: list[int], expected: torch.Tensor) -> None:
+        if not self._knows:
+            super()._check_attention(exact, tokens, expected)
+
+
+_right: set[_Judgement] = set()
+
+
+def fault_found_once(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
+    """Packed weights of a kind, type and shape whose products have been right are right again."""
+    kind = type(packed), weights[0].dtype, weights[0].device, *(weight.shape for weight in weights)
+    if JudgedOnce.remembers and kind in _right:
+        return ""
+    fault = linear_fault(weights, packed)
+    if not fault:
+        _right.add(kind)
+    return fault

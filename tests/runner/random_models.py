@@ -1,6 +1,7 @@
 """Random base models and PEFT adapters on disk: small enough to make in a test, odd enough to notice mistakes."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
 )
+
+from tests.support.made_once import content_of, made_once
 
 VOCABULARY = 512
 
@@ -65,14 +68,18 @@ def save_base(
 ) -> Path:
     """A base of random weights, spread widely enough that its greedy choices are seldom near ties. `biased`: its biases
     are not zeros."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config or configs()[family], dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or (biased and name.endswith("bias")):
-                parameter.normal_(0, 0.08)
-    model.save_pretrained(folder)
-    return folder
+    config = config or configs()[family]
+
+    def make(into: Path) -> None:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() > 1 or (biased and name.endswith("bias")):
+                    parameter.normal_(0, 0.08)
+        model.save_pretrained(into)
+
+    return made_once(("base", type(config), config.to_json_string(use_diff=False), seed, biased), folder, make)
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,18 @@ EIGHT = (
 
 def save_adapter(base: Path, family: str, spec: RandomAdapter, folder: Path, *, seed: int) -> Path:
     """What PEFT saves, with a B that is not zero."""
+    targets = spec.targets or TARGETS[family]
+    key = "adapter", str(base), content_of(base), targets, spec, seed
+    return made_once(key, folder, lambda into: _make_adapter(base, targets, spec, into, seed))
+
+
+def _make_adapter(base: Path, targets: Sequence[str] | str, spec: RandomAdapter, folder: Path, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        targets = spec.targets or TARGETS[family]
         config = LoraConfig(
             r=spec.rank,
             lora_alpha=spec.alpha,
@@ -133,4 +145,3 @@ def save_adapter(base: Path, family: str, spec: RandomAdapter, folder: Path, *, 
                 if name.endswith("bias") and parameter.requires_grad:
                     parameter.normal_(0, 0.1)
         adapted.save_pretrained(str(folder))
-    return folder

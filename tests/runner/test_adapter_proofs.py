@@ -78,17 +78,21 @@ def dora(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine_on(request: pytest.FixtureRequest):
-    """One engine for each model: its adapters are dropped after each proof."""
+def engines() -> dict[tuple[Path, str, str], Engine]:
+    """One for each model and its kernels, in whatever order tests run: its adapters are dropped after each proof."""
+    return {}
+
+
+@pytest.fixture
+def engine_on(request: pytest.FixtureRequest, engines: dict[tuple[Path, str, str], Engine]):
     kernels, dtype = request.param
     if kernels == "cpp":
         needs_a_compiler()
-    engines: dict[Path, Engine] = {}
 
     def engine_on(base: Path) -> Engine:
-        if base not in engines:
-            engines[base] = proving_engine(base, kernels=kernels, dtype=dtype)
-        return engines[base]
+        if (base, kernels, dtype) not in engines:
+            engines[base, kernels, dtype] = proving_engine(base, kernels=kernels, dtype=dtype)
+        return engines[base, kernels, dtype]
 
     return engine_on
 

@@ -21,7 +21,7 @@ from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence
 from testbed.compiled_kernels import CACHE, needs_a_compiler
 from tests.runner.engines import ask, device_of, load
-from tests.runner.families import BY_NAME, FAMILIES, MORE, save_adapters, save_model
+from tests.runner.families import BY_NAME, FAMILIES, MORE, Family, save_adapters, save_model
 from tests.runner.random_models import VOCABULARY
 
 pytestmark = [
@@ -64,9 +64,19 @@ ALL = {family.name: family for family in (*FAMILIES, *MORE)}
 
 
 @pytest.fixture(scope="module")
-def proof(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Proof:
-    family = ALL[request.param]
-    folder = tmp_path_factory.mktemp("family")
+def proofs() -> dict[str, Proof]:
+    """By family: each is made once, in whatever order tests run."""
+    return {}
+
+
+@pytest.fixture
+def proof(request: pytest.FixtureRequest, proofs: dict[str, Proof], tmp_path_factory: pytest.TempPathFactory) -> Proof:
+    if request.param not in proofs:
+        proofs[request.param] = make_proof(ALL[request.param], tmp_path_factory.mktemp("family"))
+    return proofs[request.param]
+
+
+def make_proof(family: Family, folder: Path) -> Proof:
     base = save_model(family.config, folder / "base")
     saved = save_adapters(base, family, folder / "adapters")
     adapters = {Digest(f"sha256:{number}"): adapter for number, adapter in enumerate(saved)}

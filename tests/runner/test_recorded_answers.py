@@ -200,13 +200,13 @@ def test_the_honest_one_agrees(usual: Path, dtype: str) -> None:
     assert compared.answers == len(USUAL_PROMPTS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "bfloat16"])
 def test_a_base_model_with_noise_is_found(usual: Path, noisy: Path, dtype: str) -> None:
     compared = compared_offline(usual, noisy, dtype)
     assert not compared.agrees, compared
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
 def test_an_option_that_is_lost_is_found(adapter: Path, dtype: str) -> None:
     """No tensor shows it."""
     configured(adapter, use_rslora=True)

@@ -60,9 +60,19 @@ def specs(family: str) -> dict[str, RandomAdapter]:
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    family = request.param
-    folder = tmp_path_factory.mktemp(family)
+def worlds() -> dict[str, World]:
+    """By family: each is made once, in whatever order tests run."""
+    return {}
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> World:
+    if request.param not in worlds:
+        worlds[request.param] = make_world(request.param, tmp_path_factory.mktemp(request.param))
+    return worlds[request.param]
+
+
+def make_world(family: str, folder: Path) -> World:
     base = save_base(family, folder / "base", biased=True)
     adapters = {
         Digest(f"sha256:{name}"): save_adapter(base, family, spec, folder / name, seed=number)

@@ -327,6 +327,13 @@ def test_row_31_a_hostile_configuration_is_refused(folder, field, value, fix):
     refused(folder, named or (r"NaN as q_proj" if fix == NUMBER else field), fix)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the usual time for what is slow"""
+    monkeypatch.setitem(Matcher.__init__.__kwdefaults__, "seconds", MATCHING_SECONDS / 5)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "pattern", [r"((\w|\.)+)+[!?]", "(.*)" * 20 + "[!?]", r"(([a-z_.0-9]+)*)*[!?]", "(.*)" * 14 + r"\1\2\3\4\5[!?]"]
 )
@@ -356,6 +363,7 @@ def spent(config: dict[str, object]) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "config",
     [
@@ -419,6 +427,7 @@ def test_all_patterns_share_one_time_limit():
     assert 1 <= asked <= 10
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_regular_expression_that_takes_too_long_is_named(folder):
     write_adapter(folder, target_modules="(.*)" * 14 + r"\1\2\3\4\5[!?]")
     with pytest.raises(AdapterIncompatible, match="takes too long") as refused:
