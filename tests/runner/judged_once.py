@@ -1,5 +1,5 @@
 """A gate for tests that are not about the gate: most of the time that an engine of a tiny model takes to start is spent
-on its judgement, on the check of the model and on that of its packed weights."""
+on its judgement, and on the checks of the model, of its packed weights and of the compiled kernels."""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, ClassVar
@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import torch
 
+from motet_kernels.cpp import Library
+from motet_kernels.cpp.self_test import check
 from motet_kernels.decoder_weights import PackedLinears
 from motet_runner.engine import Engine
 from motet_runner.execute.forward.modules import LoadedModel
@@ -24,6 +26,7 @@ def started(config: EngineConfig, **settings: Any) -> Engine:
         patch("motet_runner.engine.Gate", JudgedOnce),
         patch("motet_runner.execute.load.load_model.ModelCheck", CheckedOnce),
         patch("motet_runner.execute.kernels.packed_model.linear_fault", fault_found_once),
+        patch("motet_kernels.cpp.builder.check", check_once),
     ):
         return Engine(config, **settings)
 
@@ -91,7 +94,7 @@ class CheckedOnce(ModelCheck):
             super()._check_attention(exact, tokens, expected)
 
 
-_right: set[_Judgement] = set()
+_right: set[object] = set()
 
 
 def fault_found_once(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
@@ -103,3 +106,9 @@ def fault_found_once(weights: Sequence[torch.Tensor], packed: PackedLinears) -> 
     if not fault:
         _right.add(kind)
     return fault
+
+
+def check_once(library: Library) -> None:
+    if not JudgedOnce.remembers or library.path not in _right:
+        check(library)
+        _right.add(library.path)
