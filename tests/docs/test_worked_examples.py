@@ -61,10 +61,12 @@ class Copy:
         """What it says; it must succeed."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as `make generate`
         roots = {str(self.folder / folder.parent.relative_to(ROOT)) for folder in package_folders()}
+        # Without the options of the tests that run here: a plugin of these may not be there.
+        outside = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
         done = subprocess.run(
             [sys.executable, *command],
             input=given,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(self.folder), *sorted(roots)]), "PATH": path},
+            env=outside | {"PYTHONPATH": os.pathsep.join([str(self.folder), *sorted(roots)]), "PATH": path},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -75,11 +77,6 @@ class Copy:
 
     def test(self, *what: str) -> str:
         return self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", self.folder, *what)
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Copy:
-    return Copy(tmp_path / "copy")
 
 
 def test_the_page_has_five_examples() -> None:
@@ -119,90 +116,6 @@ def typical(likely: torch.Tensor, cuts: Cuts) -> torch.Tensor:
 """
 
 
-def test_new_options_of_sampling_have_all_doors_and_remove_tokens(copy: Copy, tmp_path: Path) -> None:
-    of_option = named("option of sampling")
-    copy.change(
-        of_option["sampling.py"],
-        "    min_p: ",
-        '    epsilon_cutoff: Annotated[float, Number(0, 1, applied_by="execute.sample.sampling_kind")] = 0.0\n'
-        '    """Leave out tokens below this probability."""\n'
-        '    typical_p: Annotated[float, Number(0, 1, above=True, applied_by="execute.sample.sampling_kind")] = 1.0\n'
-        '    """Sample from the tokens whose surprise is nearest to the expected one, up to this probability."""\n'
-        "    min_p: ",
-    )
-    copy.change(
-        of_option["runner.proto"],
-        "message Sampling {",
-        "message Sampling {\n  float epsilon_cutoff = 99;\n  float typical_p = 98;",
-    )
-    copy.run("tools/generate_api.py", "--out", tmp_path)
-    copy.add(Path("services/common/motet/api/v1/runner_pb2.py"), (tmp_path / "motet/api/v1/runner_pb2.py").read_text())
-    kind, cuts, draw = (of_option[name] for name in ("sampling_kind.py", "cuts.py", "draw.py"))
-    copy.change(
-        kind, "or sampling.min_p > 0", "or sampling.min_p > 0 or sampling.epsilon_cutoff > 0 or sampling.typical_p < 1"
-    )
-    copy.change(
-        kind,
-        "upload(top_p), min_p)",
-        "upload(top_p), min_p, upload(np.array([[one.epsilon_cutoff] for one in asked], dtype=np.float32)), "
-        "upload(np.array([[one.typical_p if one.typical_p < 1 else np.inf] for one in asked])))",
-    )
-    copy.change(
-        cuts,
-        "    def of(self, rows: torch.Tensor)",
-        "    least: torch.Tensor\n    typical_p: torch.Tensor\n\n    def of(self, rows: torch.Tensor)",
-    )
-    copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows], self.typical_p[rows])")
-    copy.change(
-        cuts,
-        "    reached &= (top_k == ALL)",
-        "    reached |= -numbers[:, -1:] < cuts.least.numpy()\n    reached &= (top_k == ALL)",
-    )
-    copy.change(
-        cuts,
-        "    last = negated.gather(1, count - 1)\n",
-        "    count = torch.minimum(count, torch.searchsorted(negated, -cuts.least, right=True).clamp(min=1))\n"
-        "    last = negated.gather(1, count - 1)\n",
-    )
-    copy.change(draw, "\n\ndef draw(", f"\n{TYPICAL}def draw(")
-    for after in ("    if likely.shape[1] < SHORT_CUT_FROM", "    kept, _ = cut(likely, likely.neg().sort"):
-        copy.change(draw, after, f"    likely = typical(likely, cuts)\n{after}")
-    copy.test("tests/common/test_sampling.py", "-k", "epsilon_cutoff or typical_p or grammar")
-    copy.run("tools/generate_docs.py", "--out", tmp_path / "pages")
-    (page,) = {link.name for link in named("option of sampling").values() if link.suffix == ".md"}
-    assert "`epsilon_cutoff`" in (written := (tmp_path / "pages" / page).read_text())
-    assert "`typical_p`" in written
-    copy.run("-c", DRAWS)
-
-
-def test_a_new_reason_and_a_new_metric_reach_their_pages(copy: Copy, tmp_path: Path) -> None:
-    of_reason, metrics = named("reason of a condition"), Path("services/scheduler/motet_scheduler/metrics.py")
-    copy.change(of_reason["reasons.py"], "_REFUSED = {\n", '_REFUSED = {\n    "OnMars": "It is far. Bring it back.",\n')
-    adapters = of_reason["adapters.py"]
-    copy.change(
-        adapters,
-        "def _pinned(",
-        'def _far() -> ConditionResult:\n    return no("Accepted", "OnMars", "far")\n\n\ndef _pinned(',
-    )
-    entry = "Seen: It is far.\n\nWhy: It is on Mars.\n\nDo: Bring it back, or ask the platform team to.\n"
-    copy.change(of_reason["troubleshooting.md"], "### `PoolNotFound`", f"### `OnMars`\n\n{entry}\n### `PoolNotFound`")
-    copy.change(
-        metrics,
-        "        self.moves = Counter(",
-        '        self.of_mars = Counter("motet_of_mars_total", "Of Mars.", registry=registry)\n'
-        "        self.moves = Counter(",
-    )
-    copy.run("tools/generate_docs.py", "--out", tmp_path)
-    for example, page, row in [
-        ("reason of a condition", "conditions.md", "| `OnMars` | It is far. Bring it back. |"),
-        ("metric", "metrics.md", "| `motet_of_mars_total` | counter |  | Of Mars. |"),
-    ]:
-        assert page in named(example)
-        assert row in (tmp_path / page).read_text()
-        assert row not in (DOCS / "reference" / page).read_text()
-    copy.test("tests/operator/reconcile/test_reasons.py", "tests/docs/test_troubleshooting.py")
-
-
 BACK_END = """
 from motet_kernels.torch_backend import TorchBackend
 
@@ -235,30 +148,6 @@ for kernels in ("slow", "torch"):
     print(engine.engine.report().kernels.serving)
 assert told[0] == told[1], told
 """
-
-
-def test_a_new_back_end_adds_adapters_and_leaves_the_rest_to_torch(copy: Copy) -> None:
-    of_back_end = named("back end of `add_lora`")
-    copy.add(of_back_end["torch_backend.py"].with_name("slow_backend.py"), BACK_END)
-    copy.add(of_back_end["compiled.py"].with_name("slow.py"), ITS_FUNCTION)
-    copy.change(of_back_end["choice_policy.py"], 'KNOWN = ("auto", ', 'KNOWN = ("auto", "slow", ')
-    choice = of_back_end["kernel_choice.py"]
-    copy.change(choice, "\nlog = ", "from motet_runner.execute.kernels.slow import slow_back_end\n\nlog = ")
-    copy.change(
-        choice,
-        '        if policy.asked == "exact":\n',
-        '        if policy.asked == "slow":\n            self.serving = _with_torch(slow_back_end())\n'
-        '        if policy.asked == "exact":\n',
-    )
-    assert copy.run("-c", SERVES).split("\n")[:2] == ["slow + torch", "torch"]
-    its_test = of_back_end["test_add_lora.py"]
-    copy.change(
-        its_test,
-        "from motet_kernels.cpp import",
-        "from motet_kernels.slow_backend import SlowBackend\nfrom motet_kernels.cpp import",
-    )
-    copy.change(its_test, "self.backend = TorchBackend(", "self.backend = SlowBackend(")
-    copy.test(str(its_test), "-k", "test_rows_without_an_adapter or (test_matches_the_reference and zipf)")
 
 
 ENTRY = """\
@@ -301,17 +190,165 @@ def parse(uri, revision):
 """
 
 
-def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy, tmp_path: Path) -> None:
+def add_options(copy: Copy, api: Path) -> None:
+    of_option = named("option of sampling")
+    copy.change(
+        of_option["sampling.py"],
+        "    min_p: ",
+        '    epsilon_cutoff: Annotated[float, Number(0, 1, applied_by="execute.sample.sampling_kind")] = 0.0\n'
+        '    """Leave out tokens below this probability."""\n'
+        '    typical_p: Annotated[float, Number(0, 1, above=True, applied_by="execute.sample.sampling_kind")] = 1.0\n'
+        '    """Sample from the tokens whose surprise is nearest to the expected one, up to this probability."""\n'
+        "    min_p: ",
+    )
+    copy.change(
+        of_option["runner.proto"],
+        "message Sampling {",
+        "message Sampling {\n  float epsilon_cutoff = 99;\n  float typical_p = 98;",
+    )
+    copy.run("tools/generate_api.py", "--out", api)
+    copy.add(Path("services/common/motet/api/v1/runner_pb2.py"), (api / "motet/api/v1/runner_pb2.py").read_text())
+    kind, cuts, draw = (of_option[name] for name in ("sampling_kind.py", "cuts.py", "draw.py"))
+    copy.change(
+        kind, "or sampling.min_p > 0", "or sampling.min_p > 0 or sampling.epsilon_cutoff > 0 or sampling.typical_p < 1"
+    )
+    copy.change(
+        kind,
+        "upload(top_p), min_p)",
+        "upload(top_p), min_p, upload(np.array([[one.epsilon_cutoff] for one in asked], dtype=np.float32)), "
+        "upload(np.array([[one.typical_p if one.typical_p < 1 else np.inf] for one in asked])))",
+    )
+    copy.change(
+        cuts,
+        "    def of(self, rows: torch.Tensor)",
+        "    least: torch.Tensor\n    typical_p: torch.Tensor\n\n    def of(self, rows: torch.Tensor)",
+    )
+    copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows], self.typical_p[rows])")
+    copy.change(
+        cuts,
+        "    reached &= (top_k == ALL)",
+        "    reached |= -numbers[:, -1:] < cuts.least.numpy()\n    reached &= (top_k == ALL)",
+    )
+    copy.change(
+        cuts,
+        "    last = negated.gather(1, count - 1)\n",
+        "    count = torch.minimum(count, torch.searchsorted(negated, -cuts.least, right=True).clamp(min=1))\n"
+        "    last = negated.gather(1, count - 1)\n",
+    )
+    copy.change(draw, "\n\ndef draw(", f"\n{TYPICAL}def draw(")
+    for after in ("    if likely.shape[1] < SHORT_CUT_FROM", "    kept, _ = cut(likely, likely.neg().sort"):
+        copy.change(draw, after, f"    likely = typical(likely, cuts)\n{after}")
+
+
+def add_a_reason_and_a_metric(copy: Copy) -> None:
+    of_reason, metrics = named("reason of a condition"), Path("services/scheduler/motet_scheduler/metrics.py")
+    copy.change(of_reason["reasons.py"], "_REFUSED = {\n", '_REFUSED = {\n    "OnMars": "It is far. Bring it back.",\n')
+    adapters = of_reason["adapters.py"]
+    copy.change(
+        adapters,
+        "def _pinned(",
+        'def _far() -> ConditionResult:\n    return no("Accepted", "OnMars", "far")\n\n\ndef _pinned(',
+    )
+    entry = "Seen: It is far.\n\nWhy: It is on Mars.\n\nDo: Bring it back, or ask the platform team to.\n"
+    copy.change(of_reason["troubleshooting.md"], "### `PoolNotFound`", f"### `OnMars`\n\n{entry}\n### `PoolNotFound`")
+    copy.change(
+        metrics,
+        "        self.moves = Counter(",
+        '        self.of_mars = Counter("motet_of_mars_total", "Of Mars.", registry=registry)\n'
+        "        self.moves = Counter(",
+    )
+
+
+def add_a_back_end(copy: Copy) -> None:
+    of_back_end = named("back end of `add_lora`")
+    copy.add(of_back_end["torch_backend.py"].with_name("slow_backend.py"), BACK_END)
+    copy.add(of_back_end["compiled.py"].with_name("slow.py"), ITS_FUNCTION)
+    copy.change(of_back_end["choice_policy.py"], 'KNOWN = ("auto", ', 'KNOWN = ("auto", "slow", ')
+    choice = of_back_end["kernel_choice.py"]
+    copy.change(choice, "\nlog = ", "from motet_runner.execute.kernels.slow import slow_back_end\n\nlog = ")
+    copy.change(
+        choice,
+        '        if policy.asked == "exact":\n',
+        '        if policy.asked == "slow":\n            self.serving = _with_torch(slow_back_end())\n'
+        '        if policy.asked == "exact":\n',
+    )
+    its_test = of_back_end["test_add_lora.py"]
+    copy.change(
+        its_test,
+        "from motet_kernels.cpp import",
+        "from motet_kernels.slow_backend import SlowBackend\nfrom motet_kernels.cpp import",
+    )
+    copy.change(its_test, "self.backend = TorchBackend(", "self.backend = SlowBackend(")
+
+
+def add_a_source(copy: Copy) -> None:
     of_source = named("source of adapters")
     table = of_source["sources.py"]
     copy.change(table, "    FOLDER,\n)", f"    FOLDER,\n{ENTRY})")
     copy.add(of_source["remote_source.py"].with_name("az.py"), MODULE)
-    copy.test("tests/common/test_sources.py", "-k", "az or gs")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """With all changes, so that pages are generated once, and tests and engines start in one process."""
+    copy = Copy(tmp_path_factory.mktemp("worked") / "copy")
+    add_options(copy, tmp_path_factory.mktemp("api"))
+    add_a_reason_and_a_metric(copy)
+    add_a_back_end(copy)
+    add_a_source(copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def pages(copy: Copy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference, generated again."""
+    pages = tmp_path_factory.mktemp("pages")
+    copy.run("tools/generate_docs.py", "--out", pages)
+    return pages
+
+
+TESTS = {
+    "tests/common/test_sampling.py": "epsilon_cutoff or typical_p or grammar",
+    "tests/operator/reconcile/test_reasons.py": "test",
+    "tests/docs/test_troubleshooting.py": "test",
+    str(named("back end of `add_lora`")["test_add_lora.py"]): (
+        "test_rows_without_an_adapter or (test_matches_the_reference and zipf)"
+    ),
+    "tests/common/test_sources.py": "az or gs",
+}
+
+
+@pytest.mark.timeout(600)
+def test_tests_know_what_is_new(copy: Copy) -> None:
+    which = " or ".join(f"({Path(file).stem} and ({those}))" for file, those in TESTS.items())
+    passed = re.findall(r"^PASSED (\S+?)::(.*)", copy.test("-rA", *TESTS, "-k", which), re.MULTILINE)
+    assert {file for file, _ in passed} == TESTS.keys()
+    assert all(any(option in name for _, name in passed) for option in ("epsilon_cutoff", "typical_p"))
+
+
+def test_an_engine_has_the_new_options_and_the_new_back_end(copy: Copy) -> None:
+    """That adds adapters, and leaves the rest to torch."""
+    assert copy.run("-c", DRAWS + SERVES).split("\n")[:2] == ["slow + torch", "torch"]
+
+
+def test_what_is_new_reaches_its_page(pages: Path) -> None:
+    (of_options,) = {link.name for link in named("option of sampling").values() if link.suffix == ".md"}
+    assert "`epsilon_cutoff`" in (written := (pages / of_options).read_text())
+    assert "`typical_p`" in written
+    for example, page, row in [
+        ("reason of a condition", "conditions.md", "| `OnMars` | It is far. Bring it back. |"),
+        ("metric", "metrics.md", "| `motet_of_mars_total` | counter |  | Of Mars. |"),
+    ]:
+        assert page in named(example)
+        assert row in (pages / page).read_text()
+        assert row not in (DOCS / "reference" / page).read_text()
+
+
+def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy, pages: Path, tmp_path: Path) -> None:
     copy.run("tools/generate_crds.py", "--out", tmp_path / "crds")
-    copy.run("tools/generate_docs.py", "--out", tmp_path)
     (of_adapters,) = (tmp_path / "crds").glob("*loraadapters*.yaml")
     assert "`az://store/name`" in of_adapters.read_text()
-    (row,) = [line for line in (tmp_path / "manifests.md").read_text().splitlines() if "`az://store.example" in line]
+    (row,) = [line for line in (pages / "manifests.md").read_text().splitlines() if "`az://store.example" in line]
     assert "`account` and `pass`" in row
 
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "t"}}
