@@ -114,7 +114,8 @@ begun.stdout.readline()
 print(begun.pid, flush=True)
 {"" if waits else "begun.wait()"}
 """
-    script = f"from benchmarks.gpu import run_as_group; run_as_group([sys.executable, '-c', {starts!r}], 20.0)"
+    most = 20.0 if waits else 5.0
+    script = f"from benchmarks.gpu import run_as_group; run_as_group([sys.executable, '-c', {starts!r}], {most})"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {script}"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )

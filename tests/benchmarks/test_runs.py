@@ -20,14 +20,14 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("engine", f"{ENGINE} --cases kept"),
         ("gateway", "--requests=32"),
-        ("scheduler", "--decisions=20 --scans=5 --many-runners=20 --many-queued=11000"),
+        ("scheduler", "--decisions=20 --scans=5 --many-runners=20 --many-queued=500"),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
             for one in (
                 ("adapters", ADAPTERS),
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
+                ("engine", f"{ENGINE} --cases kept"),
                 ("engine", ENGINE),
                 ("gemm", "--rows=1 --bytes=1000"),
                 ("host", "--steps=2"),
