@@ -95,19 +95,23 @@ class ForkServer:
         output: int,
         network: Path | None = None,
         stdin: int | None = None,
+        errors: int | None = None,
     ) -> ForkedProcess:
-        """`output` is the descriptor of its log, `stdin` that of what it reads."""
+        """`output` is the descriptor of its log, `stdin` that of what it reads, `errors` that of its standard error if
+        that is another one."""
+        given = {0: stdin, 1: output, 2: errors}
+        descriptors = {number: one for number, one in given.items() if one is not None}
         asked = {
             "command": [module, *arguments],
             "env": dict(os.environ if env is None else env),
             "network": None if network is None else str(network),
             "parent": os.getpid(),
+            "descriptors": list(descriptors),
         }
-        descriptors = [output] if stdin is None else [output, stdin]
         with self._lock:
             wire = self._connected()
             with _adopting_orphans():
-                socket.send_fds(wire, [json.dumps(asked).encode()], descriptors)
+                socket.send_fds(wire, [json.dumps(asked).encode()], list(descriptors.values()))
                 answer = wire.recv(_MOST_BYTES)
         if not answer.isdigit():
             raise RuntimeError(answer.decode() or "the server that forks processes of tests has ended")
@@ -155,7 +159,7 @@ def _adopting_orphans() -> Iterator[None]:
 def _serve(wire: socket.socket) -> None:
     """Ends the server when its wire is closed. In a new process it returns after that has run its module."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(wire, _MOST_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(wire, _MOST_BYTES, 3)
         if not message:
             sys.exit()
         asked = json.loads(message)
@@ -178,12 +182,11 @@ def _serve(wire: socket.socket) -> None:
             os.close(one)
 
 
-def _become(asked: dict[str, Any], output: int, *inputs: int) -> None:
-    for number in (1, 2):
-        os.dup2(output, number)
-    for one in inputs:
-        os.dup2(one, 0)
-    for one in (output, *inputs):
+def _become(asked: dict[str, Any], *descriptors: int) -> None:
+    received = dict(zip(asked["descriptors"], descriptors, strict=True))
+    for number, one in ({2: received[1]} | received).items():
+        os.dup2(one, number)
+    for one in descriptors:
         os.close(one)
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() != asked["parent"]:

@@ -16,15 +16,17 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterIncompatible, SetupError
 from motet_cli import adapter_check
 from motet_cli.adapter_push import push
-from motet_runner import answer_recording, offline_proof
+from motet_runner import adapter_inspection, answer_recording, offline_proof
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.check_processes import CheckProcesses
 from motet_runner.execute.load.base_outline import limits_of
 from motet_runner.interface import EngineConfig
 from testbed.local_stack import BUNDLED
 from testbed.proof_mutants import PLAIN as PROOF_MUTANTS
 from tests.cli.standing_stack import standing_stack
-from tests.cli.test_commands import motet
+from tests.support.forked_motet import motet
 
+pytestmark = pytest.mark.usefixtures("kept_checks")
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
 
 
@@ -155,6 +157,7 @@ def test_a_refusal_names_the_field_or_the_tensor_in_the_runners_words(
 def test_a_check_that_cannot_run_is_no_refusal(
     adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(adapter_inspection, "CheckProcesses", CheckProcesses)  # a new process, not a kept one
     monkeypatch.setattr("motet_runner.adapters.check_processes.sys.executable", "/bin/false")
     with pytest.raises(SetupError, match=rf"the check of {adapter} could not be finished: its process has") as failed:
         run(adapter, base, tmp_path)

@@ -11,7 +11,7 @@ from motet_cli import adapter_commands
 from motet_cli.adapter_app import named
 from testbed.local_stack import BUNDLED, write_adapter
 from tests.cli.standing_stack import BASE_DIGEST, DIGEST, StandingStack, adapter_entry, standing_stack
-from tests.cli.test_commands import motet
+from tests.support.forked_motet import motet
 
 SERVES = ("True", "Serving", "")
 WARNING = "task_type is SEQ_CLS, so it was not trained to generate text"

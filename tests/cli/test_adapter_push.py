@@ -8,13 +8,9 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import orjson
 import pytest
 import yaml
 
@@ -30,15 +26,13 @@ from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.pushed_adapters import PushedAdapters
 from motet_operator.local.manifest_folder import absolute_uri
-from motet_runner import adapter_inspection
-from motet_runner.adapters.certification import EngineLimits
-from motet_runner.adapters.check_processes import CheckProcesses
 from testbed import local_stack
 from testbed.local_stack import BUNDLED, write_adapter
 from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
-from tests.cli.test_commands import motet
+from tests.support.forked_motet import motet
 
 PIRATE, STORYTELLER = BUNDLED / "adapters" / "pirate", BUNDLED / "adapters" / "storyteller"
+pytestmark = pytest.mark.usefixtures("kept_checks")
 SERVES = ("True", "Serving", "")
 REFUSED = ("False", "ShapeMismatch", "wrong shapes")
 
@@ -52,24 +46,6 @@ def stack(tmp_path: Path) -> Iterator[StandingStack]:
 @pytest.fixture(autouse=True)
 def _(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("structlog.configure", lambda **_: None)  # that of this process
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_checks() -> Iterator[None]:
-    """The process that checks a push stays for the next one, as in a runner: its start takes four fifths of a push."""
-    with ExitStack() as ending, pytest.MonkeyPatch.context() as patch:
-
-        @cache
-        def kept(limits: bytes) -> CheckProcesses:
-            checks = CheckProcesses(EngineLimits.of(orjson.loads(limits)))
-            ending.callback(checks.close)
-            return checks
-
-        def checks_of(limits: EngineLimits) -> SimpleNamespace:
-            return SimpleNamespace(check=kept(limits.encode()).check, close=lambda: None)
-
-        patch.setattr(adapter_inspection, "CheckProcesses", checks_of)
-        yield
 
 
 def push(stack: StandingStack, folder: Path, name: str = "desk", **more: Any) -> int:

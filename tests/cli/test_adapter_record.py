@@ -13,7 +13,11 @@ from motet_cli import adapter_check, adapter_record
 from motet_runner.adapters.recorded_answers import MAX_ANSWERS, read_recorded_answers
 from testbed.local_stack import BUNDLED
 
-pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("kept_checks"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
 PROMPTS = "Who keeps the lighthouse of Brindle?\n\n  \nWhere does the ferry go?\n"

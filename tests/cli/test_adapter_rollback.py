@@ -13,7 +13,9 @@ from motet.errors import SetupError
 from motet_cli import adapter_push, adapter_rollback
 from tests.cli.standing_stack import StandingStack, adapter_entry, standing_stack
 from tests.cli.test_adapter_push import PIRATE, SERVES, declared, of_another_seed
-from tests.cli.test_commands import motet
+from tests.support.forked_motet import motet
+
+pytestmark = pytest.mark.usefixtures("kept_checks")
 
 
 @pytest.fixture

@@ -49,10 +49,10 @@ def published(stack: StandingStack, model: Model, **how: Any) -> Published:
     return publish(model, name="desk", data_dir=stack.data, wait_seconds=0, **how)
 
 
-@pytest.mark.parametrize("active", ["default", "second"])
-def test_the_active_adapter_is_checked_and_declared(stack: StandingStack, active: str) -> None:
+def test_the_active_adapter_is_checked_and_declared(stack: StandingStack) -> None:
+    """One with a name, which PEFT saves in a folder of its own. The trainer's below has none."""
     digest = adapter_digest(PIRATE)
-    assert published(stack, Model(active=active), namespace="acme") == Published(
+    assert published(stack, Model(active="second"), namespace="acme") == Published(
         name="acme/desk", digest=digest, ready=False, manifest=str(stack.manifests / "acme.desk.pushed.yaml")
     )
     assert (stack.data / "adapters" / hex_of(digest)).is_dir()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -16,26 +16,11 @@ import pytest
 
 from motet.errors import SetupError
 from motet_cli.chat import Conversation, chat
-from motet_cli.predict_try import try_
 from motet_cli.why import why
 from motet_operator.local.state_directory import StateDirectory
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
 from testbed.machine import lacking
-
-
-def motet(*arguments: str, env: dict[str, str] | None = None, typed: str = "") -> "subprocess.CompletedProcess[str]":
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
-    done = subprocess.run(
-        [*MOTET, *arguments],
-        env=outside | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        input=typed,
-    )
-    assert "Traceback" not in done.stderr
-    return done
+from tests.support.forked_motet import in_an_interpreter_of_its_own, motet
 
 
 def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
@@ -54,7 +39,7 @@ def taken() -> Iterator[int]:
 
 
 def test_motet_version_prints_the_version() -> None:
-    assert motet("version").stdout == f"motet {version('motet')}\n"
+    assert motet("version", start=in_an_interpreter_of_its_own).stdout == f"motet {version('motet')}\n"
 
 
 def test_without_a_command_help_is_printed() -> None:
@@ -217,6 +202,17 @@ def test_chat_with_a_url_where_nobody_listens_says_so() -> None:
     assert "no answer from http://127.0.0.1:1" in done.stderr
 
 
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 class Listing(BaseHTTPRequestHandler):
     """A gateway that lists a broken adapter first, and says who is asked."""
 
@@ -240,12 +236,8 @@ class Listing(BaseHTTPRequestHandler):
 
 
 def test_chat_without_a_model_takes_one_that_answers() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            done = motet("chat", "--url", f"http://127.0.0.1:{server.server_port}", "-m", "hello")
-        finally:
-            server.shutdown()
+    with serving(Listing) as url:
+        done = motet("chat", "--url", url, "-m", "hello")
     assert (done.returncode, done.stdout) == (0, "this is working\n")
 
 
@@ -260,12 +252,8 @@ class BreakingOff(Listing):
 
 
 def test_chat_reports_a_broken_answer_on_its_own_line() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BreakingOff) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            done = motet("chat", "any", "--url", f"http://127.0.0.1:{server.server_port}", "-m", "hello")
-        finally:
-            server.shutdown()
+    with serving(BreakingOff) as url:
+        done = motet("chat", "any", "--url", url, "-m", "hello")
     assert (done.returncode, done.stdout) == (2, "half an\n")
     assert "Is Motet running?" in done.stderr
 
@@ -290,13 +278,8 @@ def test_chat_with_something_else_at_the_url_says_so(
     model: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
-    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            status = chat(Path("nowhere"), url=url, message="hello", conversation=Conversation(model))
-        finally:
-            server.shutdown()
+    with serving(NoGateway) as url:
+        status = chat(Path("nowhere"), url=url, message="hello", conversation=Conversation(model))
     assert status == 1
     assert "Is a gateway of Motet at this URL? Name one with --url." in capsys.readouterr().err
 
@@ -304,13 +287,9 @@ def test_chat_with_something_else_at_the_url_says_so(
 @pytest.mark.parametrize("said", ["<html>", "[]", "{}", "", '{"choices": []}', '{"choices": 3}'])
 def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
-    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            with pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? Name one with --url\."):
-                why(Path("nowhere"), "x", url=f"http://127.0.0.1:{server.server_port}", as_json=False)
-        finally:
-            server.shutdown()
+    refusal = pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? Name one with --url\.")
+    with serving(NoGateway) as url, refusal:
+        why(Path("nowhere"), "x", url=url, as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -327,15 +306,11 @@ def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pyte
 def test_an_estimate_needs_the_answer_of_a_gateway(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
     layout = StateDirectory.of(tmp_path)
-    asked = {"adapter": "any", "tenant": "", "max_tokens": 0, "temperature": 1.0}
-    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            layout.status.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
-            with pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? See `motet status`\."):
-                try_(tmp_path, "hello", as_json=False, **asked)  # type: ignore[arg-type]
-        finally:
-            server.shutdown()
+    with serving(NoGateway) as url:
+        layout.status.write_text(json.dumps({"url": url}))
+        done = motet("predict", "try", "hello", "--adapter", "any", "--data-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "the answer cannot be read. Is a gateway of Motet at this URL? See `motet status`." in done.stderr
 
 
 class Garbled(Listing):
@@ -348,13 +323,8 @@ class Garbled(Listing):
 
 @pytest.mark.parametrize("command", [("why", "x"), ("chat", "-m", "hello"), ("chat", "any", "-m", "hello")])
 def test_an_answer_that_is_not_what_its_headers_say_is_none(command: tuple[str, ...]) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Garbled) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            done = motet(*command, "--url", url)
-        finally:
-            server.shutdown()
+    with serving(Garbled) as url:
+        done = motet(*command, "--url", url)
     assert done.returncode == 2
     assert f"no answer from {url}" in done.stderr
 
@@ -458,12 +428,8 @@ class RefusingSome(Listing):
 def test_a_piped_chat_ends_with_its_input_and_reports_refusals(
     typed: str, status: int, printed: str, refused: int
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingSome) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            done = motet("chat", "any", "--url", f"http://127.0.0.1:{server.server_port}", typed=typed)
-        finally:
-            server.shutdown()
+    with serving(RefusingSome) as url:
+        done = motet("chat", "any", "--url", url, typed=typed)
     assert (done.returncode, done.stdout) == (status, printed)
     assert done.stderr.count("We do not answer [/x] \\x1b[2J no") == refused
 
@@ -501,13 +467,8 @@ KEY = f"motet_{'0' * 16}_{'a' * 43}"
     ],
 )
 def test_chat_sends_the_key_of_its_environment(key: str, status: int, said: str) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), AskingForAKey) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            done = motet("chat", "--url", url, "-m", "hello", env={"MOTET_API_KEY": key})
-        finally:
-            server.shutdown()
+    with serving(AskingForAKey) as url:
+        done = motet("chat", "--url", url, "-m", "hello", env={"MOTET_API_KEY": key})
     assert done.returncode == status
     assert said in (done.stderr if status else done.stdout)
     assert not key.strip() or key.strip() not in done.stderr

@@ -15,7 +15,7 @@ from motet_runner.inspection import AdapterCost, Inspection, Load, inspect
 from motet_runner.interface import EngineConfig
 from motet_runner.plan import PRESETS
 from testbed.local_stack import BUNDLED
-from tests.cli.test_commands import motet
+from tests.support.forked_motet import motet
 
 MODEL, ADAPTERS = BUNDLED / "model", BUNDLED / "adapters"
 

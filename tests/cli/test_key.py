@@ -31,7 +31,7 @@ from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.key_sources import NoKeys
 from motet_gateway.identity.keyring import Keyring
 from motet_gateway.settings import Settings as GatewaySettings
-from tests.cli.test_commands import motet as in_a_process
+from tests.support.forked_motet import motet as in_a_process
 from tests.support.key_rows import record_read_key_ids
 from tests.support.older_schema import take_back_at
 from tests.support.postgresql import PostgreSQL
