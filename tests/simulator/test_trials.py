@@ -36,9 +36,9 @@ from motet_supervisor.policy.runners import EngineProgress
 from motet_supervisor.service import SupervisorService
 from tests.simulator.defects import Defect, put_back
 
-SEEDS = 100
-"""Of twelve mended defects that are put back, the first hundred seeds find ten. `test_defects.py` runs the seeds of the
-other two."""
+SEEDS = 40
+"""Of twelve mended defects that are put back, the first forty seeds find eight. `test_defects.py` runs the seeds of the
+other four."""
 SOAK_SEEDS = 10_000
 DRAWN = 200
 """Plans that are drawn and not run."""
@@ -65,15 +65,13 @@ def test_nothing_goes_wrong_in_ten_thousand_trials():
 
 
 def test_a_trial_sends_the_same_messages_each_time_in_each_process():
-    """In these there are messages with maps."""
-    command = [sys.executable, "-m", "motet_simulator.trials", "--messages", "300", "303"]
-    said = {
-        subprocess.run(
-            command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert said == {"".join(f"{seed} {messages_of(seed)}\n" for seed in range(300, 303))}
+    """In these there are messages with maps. This process has other hashes than that one."""
+    command = [sys.executable, "-m", "motet_simulator.trials", "--messages", "300", "302"]
+    hashes = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hashes}
+    )
+    assert done.stdout == "".join(f"{seed} {messages_of(seed)}\n" for seed in range(300, 302))
 
 
 def test_a_fault_that_is_left_out_changes_nothing_before_it():
