@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import orjson
@@ -23,6 +24,8 @@ def kept_checks() -> Iterator[None]:
             return checks
 
         def checks_of(limits: EngineLimits) -> SimpleNamespace:
+            if limits.model:  # each stack has a link of its own to one folder
+                limits = limits._replace(model=str(Path(limits.model).resolve()))
             return SimpleNamespace(check=kept(limits.encode()).check, close=lambda: None)
 
         patch.setattr(adapter_inspection, "CheckProcesses", checks_of)
