@@ -30,12 +30,12 @@ pytestmark = pytest.mark.usefixtures("kept_checks")
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Without weights."""
-    (tmp_path / "base").mkdir()
-    shutil.copy(MODEL / "config.json", tmp_path / "base")
-    return tmp_path / "base"
+    folder = tmp_path_factory.mktemp("base")
+    shutil.copy(MODEL / "config.json", folder)
+    return folder
 
 
 @pytest.fixture
