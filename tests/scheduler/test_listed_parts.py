@@ -402,7 +402,7 @@ def told(decided: list[effects.Effect]) -> list[effects.Effect]:
 
 
 @given(worlds(), st.lists(st.integers(0, 6), max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_hello_in_parts_leads_to_what_it_leads_to_whole(world: World, cuts: list[int]):
     whole, in_parts = world.driver(), world.driver()
     expected = told(whole.send(world.hello(world.live, more=False)))

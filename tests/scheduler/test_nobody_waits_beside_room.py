@@ -171,7 +171,7 @@ class NobodyWaits(RuleBasedStateMachine):
 
 
 NobodyWaits.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestNobodyWaits = NobodyWaits.TestCase
 

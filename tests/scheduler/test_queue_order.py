@@ -137,7 +137,7 @@ ALL_BUT_THE_LAST_PLACES = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @example(steps=ALL_BUT_THE_LAST_PLACES, slots=1, rank_bytes=0, max_replicas=0, headroom=2, as_few=False)
 @given(
     steps=st.lists(STEPS, min_size=40, max_size=120),

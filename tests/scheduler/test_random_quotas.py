@@ -62,7 +62,7 @@ class RandomQuotas(RandomEvents):
 
 
 TestRandomQuotas = RandomQuotas.TestCase
-TestRandomQuotas.settings = settings(max_examples=40)
+TestRandomQuotas.settings = settings(max_examples=15)
 
 
 @pytest.mark.soak
