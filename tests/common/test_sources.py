@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -45,6 +46,7 @@ every_source_with_secrets = pytest.mark.parametrize(
 KINDS = [(ADAPTER, "source", ADAPTER_SOURCES), (POOL, "model", MODEL_SOURCES)]
 
 
+@cache
 def fields(kind: CustomResource, part: str) -> dict[str, Any]:
     return object_schema(kind)["properties"]["spec"]["properties"][part]
 
