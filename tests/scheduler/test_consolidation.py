@@ -383,7 +383,7 @@ RUNNING = st.lists(st.tuples(st.integers(0, 500), st.floats(0.001, 0.25), st.boo
 
 
 @given(RUNNING, st.sampled_from([0.0, 0.0001, 0.001, 0.02]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_as_many_move_as_save_most(drawn, step):
     one = request(1)
     running = [Running(left, again, one if moves else None) for left, again, moves in sorted(drawn, reverse=True)]
@@ -511,5 +511,5 @@ class Consolidating(RuleBasedStateMachine):
 
 TestConsolidating = Consolidating.TestCase
 TestConsolidating.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

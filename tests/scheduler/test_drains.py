@@ -301,6 +301,6 @@ class RandomDrains(RuleBasedStateMachine):
 
 
 RandomDrains.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestRandomDrains = RandomDrains.TestCase

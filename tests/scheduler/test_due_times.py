@@ -69,7 +69,7 @@ class DueTimes(RandomEvents):
 
 ANY = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestDueTimes = DueTimes.TestCase
-TestDueTimes.settings = settings(ANY, max_examples=10)
+TestDueTimes.settings = settings(ANY, max_examples=5)
 
 
 @pytest.mark.soak

@@ -347,7 +347,7 @@ def test_proofs_end_and_the_status_is_true_whatever_runners_do():
     run_state_machine_as_test(
         RandomProofs,
         settings=settings(
-            max_examples=60,
+            max_examples=30,
             stateful_step_count=20,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes
