@@ -146,7 +146,7 @@ def test_an_answer_without_calls_may_have_a_schema_of_its_own(
     schema = {"type": "object", "properties": {"a": WORD}, "required": ["a"], "additionalProperties": False}
     grammar = rules(form, must=False, content=schema)
     kinds = set[bool]()
-    for seed in range(30):
+    for seed in range(15):
         content, parser = read(form, drawn(made, grammars, grammar, seed))
         kinds.add(bool(parser.calls))
         check(parser)

@@ -588,7 +588,7 @@ accidents = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pools, st.lists(accidents, max_size=30))
 def test_a_pool_keeps_serving_and_reaches_its_target_after_any_events(
     first: PoolObject, history: list[tuple[str, PoolObject | int]]
