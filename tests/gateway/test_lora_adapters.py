@@ -1,5 +1,5 @@
 """/v1/load_lora_adapter and /v1/unload_lora_adapter: who may call them, what is refused before anything runs, and the
-bounds of what runs. Here a small program stands in for `motet adapter`; tests/stack/test_adapters_over_http.py has the
+bounds of what runs. Here a small program stands in for `motet adapter`; tests/stack/test_one_runner.py has the
 real one on a whole stack."""
 
 import asyncio
