@@ -21,7 +21,8 @@ pytestmark = [
 
 STREAMS = 32
 DECODED = 40
-FAMILIES = ["llama", "qwen2", "gpt2", "gpt_neox"]
+PAIRS = [("llama", "gpt2"), pytest.param(("qwen2", "gpt_neox"), marks=pytest.mark.soak)]
+"""Model families, of which each pair has a stack. tests/runner compares each family with PEFT."""
 
 
 @dataclass
@@ -41,14 +42,14 @@ async def ask_all(stack: LocalStack, served_models: list[ServedModel]) -> list[S
         )
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
-    """Four pools of four model families in one stack. 32 clients send requests to each at the same time."""
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Served]:
+    """Pools of model families in one stack. 32 clients send requests to each at the same time."""
     folder = tmp_path_factory.mktemp("adapters")
     manifests = folder / "manifests"
     engine = {"kvCacheMiB": 32, "maxConcurrentSequences": 32, "prefillChunkTokens": 64}
-    pools = {family: add_pool(manifests, family, engine=engine) for family in FAMILIES}
-    found = {}
+    pools = {family: add_pool(manifests, family, engine=engine) for family in request.param}
+    found = []
     with running_stack(
         folder, manifests=manifests, env={"MOTET_STEP_TRACE": str(folder / "trace.{instance}")}
     ) as stack:
@@ -56,26 +57,23 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
             asyncio.run(ask_all(stack, served_models))  # loads every adapter onto the device
             answers = asyncio.run(ask_all(stack, served_models))
             [written] = folder.glob(f"trace.{family.replace('_', '-')}-*")
-            found[family] = Served(base, answers, [json.loads(line) for line in written.read_text().splitlines()])
+            found.append(Served(base, answers, [json.loads(line) for line in written.read_text().splitlines()]))
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_32_streams_of_ten_models_equal_peft(family: str, served: dict[str, Served]) -> None:
-    answers = served[family].answers
-    assert all(len(answer.tokens) == DECODED and answer.reasons == ["length"] for answer in answers)
-    assert all(pages_for(len(answer.prompt) + DECODED, PAGE_TOKENS) >= 3 for answer in answers)
-    assert_right(served[family].base, answers)
+def test_32_streams_of_ten_models_equal_peft(served: list[Served]) -> None:
+    for one in served:
+        assert all(len(answer.tokens) == DECODED and answer.reasons == ["length"] for answer in one.answers)
+        assert all(pages_for(len(answer.prompt) + DECODED, PAGE_TOKENS) >= 3 for answer in one.answers)
+        assert_right(one.base, one.answers)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_iteration_is_one_model_call_over_many_adapters_without_padding(
-    family: str, served: dict[str, Served]
-) -> None:
-    # The others only tell of requests that wait, as for an adapter that is still read.
-    lines = [line for line in served[family].trace if line["prefill"] + line["decode"]]
-    layers = max(line["attention"] for line in lines)
-    others = [line for line in lines if (line["calls"], line["attention"], line["padding"]) != (1, layers, 0)]
-    assert others == []
-    assert any(line["adapters"] >= 8 for line in lines)
-    assert any(line["prefill"] and line["decode"] for line in lines)
+def test_an_iteration_is_one_model_call_over_many_adapters_without_padding(served: list[Served]) -> None:
+    for one in served:
+        # The others only tell of requests that wait, as for an adapter that is still read.
+        lines = [line for line in one.trace if line["prefill"] + line["decode"]]
+        layers = max(line["attention"] for line in lines)
+        others = [line for line in lines if (line["calls"], line["attention"], line["padding"]) != (1, layers, 0)]
+        assert others == []
+        assert any(line["adapters"] >= 8 for line in lines)
+        assert any(line["prefill"] and line["decode"] for line in lines)

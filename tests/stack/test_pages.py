@@ -1,4 +1,8 @@
-"""The tutorials without a cluster or a GPU, and two guides: the test types every command of a page, in order."""
+"""The tutorials without a cluster or a GPU, and two guides: the test types every command of a page, in order.
+
+Two pages are of `make soak`: each of their many checks and publications imports torch and PEFT again. tests/cli runs
+the same commands in one process.
+"""
 
 import os
 import sys
@@ -18,7 +22,13 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize(
     "page",
-    ["tutorials/laptop.md", "tutorials/notebook.md", "tutorials/tools.md", "guides/quotas.md", "guides/adapters.md"],
+    [
+        "tutorials/laptop.md",
+        "tutorials/tools.md",
+        "guides/quotas.md",
+        pytest.param("tutorials/notebook.md", marks=pytest.mark.soak),
+        pytest.param("guides/adapters.md", marks=pytest.mark.soak),
+    ],
 )
 def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> None:
     type_laptop_page(tmp_path, page)
