@@ -3,12 +3,14 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from testbed.local_stack import LocalStack, running_stack
-from tests.runner.random_models import EIGHT, llama
+from tests.runner.random_models import EIGHT
 from tests.stack.served_models import (
     ServedModel,
     StreamedAnswer,
@@ -28,7 +30,7 @@ pytestmark = [
 PLACES = 4
 """How many sequences fit into a runner's batch. The scheduler plans with three."""
 
-CLIENTS = 3 * 3
+CLIENTS = 2 * 3
 TOKENS = 120
 TWENTIETH = {
     "MOTET_SCHEDULER_CAPACITY_SECONDS": "0.05",
@@ -40,55 +42,78 @@ TWENTIETH = {
 STABILIZATION = 3
 
 
-def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple[Path, list[ServedModel]]:
+def scaled_pool(manifests: Path, family: str, *, low: int) -> tuple[Path, list[ServedModel]]:
+    """Of at most two runners"""
     base, served_models = add_pool(
         manifests,
-        "llama",
+        family,
         engine={"kvCacheMiB": 32, "maxConcurrentSequences": PLACES},
         specs=EIGHT[:2],
-        config=llama(context=2048),
-        replicas=replicas,
+        replicas=low,
     )
-    path = manifests / "llama.json"
+    path = manifests / f"{family}.json"
     pool = json.loads(path.read_text())
     pool["spec"]["autoscaling"] = {
         "mode": "Builtin",
         "minReplicas": low,
-        "maxReplicas": high,
+        "maxReplicas": 2,
         "scaleDownStabilizationSeconds": STABILIZATION,
     }
     path.write_text(json.dumps(pool))
     return base, served_models
 
 
-def pool_of(stack: LocalStack) -> dict[str, object]:
-    (pool,) = stack.status()["pools"]
-    return pool  # type: ignore[no-any-return]
+@dataclass
+class ScaledPool:
+    stack: LocalStack
+    family: str
+    base: Path
+    served_models: list[ServedModel]
+
+    @property
+    def status(self) -> dict[str, object]:
+        return next(one for one in self.stack.status()["pools"] if one["name"] == self.family)  # type: ignore[no-any-return]
+
+    @property
+    def scaling(self) -> tuple[str, str]:
+        found = next(one for one in self.status["conditions"] if one["type"] == "ScalingActive")  # type: ignore[attr-defined]
+        return found["reason"], found["message"]
+
+    @property
+    def runners(self) -> list[dict[str, object]]:
+        of_it = [one for one in self.stack.status()["services"] if one["kind"] == "runner"]
+        return [one for one in of_it if one["name"].startswith(f"{self.family}-")]
+
+    async def reaches(self, ready: int, *, seconds: float = 90) -> None:
+        def there() -> bool:
+            pool = self.status
+            return (pool["replicas"], pool["ready"]) == (ready, ready)
+
+        await asyncio.to_thread(self.stack.until, there, seconds)
 
 
-def scaling_of(stack: LocalStack) -> tuple[str, str]:
-    conditions = pool_of(stack)["conditions"]
-    found = next(one for one in conditions if one["type"] == "ScalingActive")  # type: ignore[attr-defined]
-    return found["reason"], found["message"]
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, ScaledPool]]:
+    """By the fewest runners: a pool for each test in one stack, since a start takes as long as a test."""
+    folder = tmp_path_factory.mktemp("scaling")
+    families = {0: "qwen2", 1: "llama"}
+    made = {low: scaled_pool(folder / "manifests", family, low=low) for low, family in families.items()}
+    with running_stack(folder, manifests=folder / "manifests", env=TWENTIETH) as stack:
+        yield {low: ScaledPool(stack, families[low], base, served) for low, (base, served) in made.items()}
 
 
-async def reaches(stack: LocalStack, ready: int, *, seconds: float = 90) -> None:
-    def there() -> bool:
-        pool = pool_of(stack)
-        return (pool["replicas"], pool["ready"]) == (ready, ready)
-
-    await asyncio.to_thread(stack.until, there, seconds)
-
-
-async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_request(tmp_path: Path) -> None:
-    base, served_models = scaled_pool(tmp_path / "manifests", low=1, high=3, replicas=1)
+async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_request(
+    pools: dict[int, ScaledPool],
+) -> None:
+    pool = pools[1]
+    stack = pool.stack
     answers: list[StreamedAnswer] = []
     busy, few = asyncio.Event(), asyncio.Event()
 
     async def client(number: int, leave: asyncio.Event) -> None:
         turn = 0
         while not leave.is_set():
-            served_model = served_models[(number + turn) % len(served_models)]
+            served_model = pool.served_models[(number + turn) % len(pool.served_models)]
             answers.append(
                 await stream_without_library(
                     stack.url, served_model, prompt_of(number * 1000 + turn, spread=40), TOKENS
@@ -96,56 +121,55 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
             )
             turn += 1
 
-    with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
-        await reaches(stack, 1)
-        async with asyncio.TaskGroup() as clients:
-            for number in range(CLIENTS):
-                clients.create_task(client(number, few if number == 0 else busy))
-            await reaches(stack, 3)
-            assert scaling_of(stack)[0] == "FollowingDemand"
-            served = len(answers)
-            # After a restart, neither scheduler nor operator removes a runner that has not reported yet.
-            for name in ("scheduler", "operator"):
-                killed = stack.kill(name)
-                while (found := stack.service(name))["pid"] == killed or not found["ready"]:
-                    assert pool_of(stack)["replicas"] == 3
-                    await asyncio.sleep(0.05)
-            await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS, 60)
-            assert pool_of(stack)["replicas"] == 3
-            busy.set()  # one client stays: runners end while it is served
-            await reaches(stack, 1)
-            few.set()
-        assert scaling_of(stack)[0] in ("FollowingDemand", "AtMinimum")
-    print(f"{len(answers)} requests while the pool went from 1 to 3 runners and back")
+    await pool.reaches(1)
+    async with asyncio.TaskGroup() as clients:
+        for number in range(CLIENTS):
+            clients.create_task(client(number, few if number == 0 else busy))
+        await pool.reaches(2)
+        assert pool.scaling[0] == "FollowingDemand"
+        served = len(answers)
+        # After a restart, neither scheduler nor operator removes a runner that has not reported yet.
+        for name in ("scheduler", "operator"):
+            killed = stack.kill(name)
+            while (found := stack.service(name))["pid"] == killed or not found["ready"]:
+                assert pool.status["replicas"] == 2
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS, 60)
+        assert pool.status["replicas"] == 2
+        busy.set()  # one client stays: a runner ends while it is served
+        await pool.reaches(1)
+        few.set()
+    assert pool.scaling[0] in ("FollowingDemand", "AtMinimum")
+    print(f"{len(answers)} requests while the pool went from 1 to 2 runners and back")
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * len(answers)
     assert [answer.reasons for answer in answers] == [["length"]] * len(answers)
-    assert_right(base, answers[:: max(1, len(answers) // 20)])
+    assert_right(pool.base, answers[:: max(1, len(answers) // 20)])
 
 
-async def test_a_pool_at_zero_starts_a_runner_for_a_request_and_ends_it_afterwards(tmp_path: Path) -> None:
-    base, served_models = scaled_pool(tmp_path / "manifests", low=0, high=2, replicas=0)
-    with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
-        assert pool_of(stack)["replicas"] == 0
-        answers = []
-        # At first the gateway holds the request, since it has no tokenizer yet; then it waits in the scheduler's queue.
-        for comment in ("queued position=1 (waiting for a runner of base-llama)", "no runner of this model is up"):
-            received: list[str] = []
-            asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, served_models[0], received))
-            await asyncio.to_thread(
-                stack.until, lambda received=received, comment=comment: comment in " ".join(received)
-            )
-            began = time.monotonic()
-            words = await asked
-            print(f"answered {time.monotonic() - began:.1f} s after it was seen to wait: a runner's start, mostly")
-            answers.append(StreamedAnswer(served_models[0], prompt_of(1), [int(word[1:]) for word in words]))
-            assert pool_of(stack)["replicas"] == 1
-            await reaches(stack, 0)
-            await asyncio.to_thread(
-                stack.until, lambda: all(one["kind"] != "runner" for one in stack.status()["services"])
-            )
+async def test_a_pool_at_zero_starts_a_runner_for_a_request_and_ends_it_afterwards(
+    pools: dict[int, ScaledPool],
+) -> None:
+    pool = pools[0]
+    stack, served_model = pool.stack, pool.served_models[0]
+    assert pool.status["replicas"] == 0
+    answers = []
+    # At first the gateway holds the request, since it has no tokenizer yet; then it waits in the scheduler's queue.
+    for comment in (
+        f"queued position=1 (waiting for a runner of {served_model.model})", "no runner of this model is up"
+    ):  # fmt: skip
+        received: list[str] = []
+        asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, served_model, received))
+        await asyncio.to_thread(stack.until, lambda received=received, comment=comment: comment in " ".join(received))
+        began = time.monotonic()
+        words = await asked
+        print(f"answered {time.monotonic() - began:.1f} s after it was seen to wait: a runner's start, mostly")
+        answers.append(StreamedAnswer(served_model, prompt_of(1), [int(word[1:]) for word in words]))
+        assert pool.status["replicas"] == 1
+        await pool.reaches(0)
+        await asyncio.to_thread(stack.until, lambda: not pool.runners)
     assert [len(answer.tokens) for answer in answers] == [TOKENS, TOKENS]
     assert answers[0].tokens == answers[1].tokens
-    assert_right(base, answers)
+    assert_right(pool.base, answers)
 
 
 def comments_and_words(stack: LocalStack, served_model: ServedModel, received: list[str]) -> list[str]:
