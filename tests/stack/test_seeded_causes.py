@@ -166,7 +166,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         write_adapter(
             manifests, name, uri=(BUNDLED / "adapters" / name).as_uri(), namespace=LIBRARY, share=["*"], **more
         )
-    env = {"MOTET_SCHEDULER_QUEUE_LIMIT": str(QUEUE_LIMIT), "MOTET_SCHEDULER_MAX_PASSED_OVER": "1"}
+    env = {
+        "MOTET_SCHEDULER_QUEUE_LIMIT": str(QUEUE_LIMIT),
+        "MOTET_SCHEDULER_MAX_PASSED_OVER": "1",
+        # A hung engine is waited for: a quarter of the usual time, which is still longer than any step here.
+        "MOTET_SUPERVISOR_HANG_SECONDS": "5",
+        "MOTET_OPERATOR_UNHEALTHY_SECONDS": "1",
+    }
     with running_stack(folder, manifests=manifests, env=env) as stack:
         made = asyncio.run(make_keys(stack))
         # Before a gateway knows the first key, it admits every request.
