@@ -22,30 +22,51 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return version_before(tmp_path_factory.mktemp("before"))
 
 
-@pytest.mark.parametrize("runners", [2, pytest.param(3, marks=pytest.mark.soak)])
+async def test_runners_of_each_version_serve_beside_services_of_the_other(tmp_path: Path, before: Path) -> None:
+    """First this version's runner, then the other one's. All processes find what those before them have written."""
+    pods, answers = ServicesAsPods(tmp_path), []
+    for version, others in ((None, before), (before, None)):
+        with ExitStack() as stack:
+            for service in OTHERS:
+                stack.enter_context(pods.running(service, others))
+            async with pods.operator():
+                answers.append(await served_by(pods, version))
+    assert answers[0] == answers[1], "the two versions answer differently"
+    assert_no_service_complains(pods)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("others_are_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
 async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_each_other(
-    tmp_path: Path, before: Path, others_are_old: bool, runners: int
+    tmp_path: Path, before: Path, others_are_old: bool
 ) -> None:
-    pods, answers = ServicesAsPods(tmp_path), []
+    pods = ServicesAsPods(tmp_path)
     versions = [None, before, None] if others_are_old else [before, None, before]
     with ExitStack() as stack:
         for service in OTHERS:
             stack.enter_context(pods.running(service, before if others_are_old else None))
         async with pods.operator():
-            for version in versions[:runners]:
-                with pods.running("runner", version) as runner:
-                    for service in SERVICES:
-                        await pods.until_ready(service)
-                    answers.append([await pods.ask(model) for model in ("demo", "pirate")])
-                    received: list[str] = []
-                    async for text in pods.stream("pirate", tokens=TOKENS):
-                        if not received:  # before the next runner starts, requests on this one finish
-                            runner.send_signal(signal.SIGTERM)
-                        received.append(text)
-                    answers[-1].append("".join(received))
-                    assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
+            answers = [await served_by(pods, version) for version in versions]
     assert len({tuple(each) for each in answers}) == 1, "the two versions answer differently"
+    assert_no_service_complains(pods)
+
+
+async def served_by(pods: ServicesAsPods, version: Path | None) -> list[str]:
+    """What a runner of the version answers. Before the next one starts, requests on this one finish."""
+    with pods.running("runner", version) as runner:
+        for service in SERVICES:
+            await pods.until_ready(service)
+        answers = [await pods.ask(model) for model in ("demo", "pirate")]
+        received: list[str] = []
+        async for text in pods.stream("pirate", tokens=TOKENS):
+            if not received:
+                runner.send_signal(signal.SIGTERM)
+            received.append(text)
+        assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
+    return [*answers, "".join(received)]
+
+
+def assert_no_service_complains(pods: ServicesAsPods) -> None:
     for service in SERVICES:
         lines = pods.log(service).read_text().splitlines()
         assert [line for line in lines if "Traceback" in line or '"level": "error"' in line] == [], service
