@@ -227,18 +227,9 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: LocalStack) -> None:
     assert again.returncode == 0, again.stderr
     assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
 
-    kill_parent(shared)
-    differently = shared.motet(*shared.up_arguments(), "--detach", "--runners", "2")
-    assert differently.returncode == 0, differently.stderr
-    after = {one["name"]: one["pid"] for one in shared.status()["services"]}
-    assert len(after) == len(pids) + 1
-    assert {name for name in pids if after[name] != pids[name]} == {"operator"}
-    kill_parent(shared)
-    assert shared.up().returncode == 0
-    shared.until(lambda: len(shared.status()["services"]) == len(pids))
-
 
 def test_ctrl_c_during_an_up_that_adopts_a_stack_ends_only_that(shared: LocalStack) -> None:
+    """That `up` asks for another runner: only the operator is replaced."""
     before = {one["name"]: one["pid"] for one in shared.status()["services"]}
     kill_parent(shared)
     with subprocess.Popen(
@@ -363,20 +354,20 @@ def test_no_zombie_process_is_left(shared: LocalStack) -> None:
     shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours])
 
 
-def test_a_model_with_another_digest_than_the_pools_stops_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [pytest.param("--detach", marks=pytest.mark.soak), ""])
+def test_a_model_with_another_digest_than_the_pools_stops_the_start(tmp_path: Path, how: str) -> None:
     manifests = copy_of_bundled(tmp_path / "manifests", adapters=[])
     pool = json.loads((manifests / "pool.json").read_text())
     pool["spec"]["model"]["digest"] = "sha256:" + "0" * 64
     (manifests / "pool.json").write_text(json.dumps(pool))
     stack = LocalStack(tmp_path, manifests=manifests)
     try:
-        for how in (["--detach"], []):
-            failed = stack.motet(*stack.up_arguments(), *how)
-            assert failed.returncode == 2, failed.stdout
-            assert "asks for sha256:000" in failed.stderr
-            assert "Its log: " in failed.stderr
-            assert "Traceback" not in failed.stderr
-            assert not stack.processes()
-            assert not stack.sockets()
+        failed = stack.motet(*stack.up_arguments(), *([how] if how else []))
+        assert failed.returncode == 2, failed.stdout
+        assert "asks for sha256:000" in failed.stderr
+        assert "Its log: " in failed.stderr
+        assert "Traceback" not in failed.stderr
+        assert not stack.processes()
+        assert not stack.sockets()
     finally:
         stack.down()
