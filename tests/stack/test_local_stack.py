@@ -340,6 +340,7 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Local
     shared.until(lambda: [one["ready"] for one in shared.status()["pools"]] == [1])
 
 
+@pytest.mark.soak  # tests/runner_service has each end of an engine, and test_seeded_causes.py a killed runner's return
 def test_a_killed_engine_ends_its_runner_and_both_are_restarted(shared: LocalStack) -> None:
     runner = shared.service("runner")
     os.kill(shared.engine_of(runner["pid"]), signal.SIGKILL)

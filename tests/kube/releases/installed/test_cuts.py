@@ -59,33 +59,37 @@ async def test_row_2_while_the_api_server_is_away_all_requests_are_served(produc
     assert (leaders(), starts()) == before, "no process ended because of it"
 
 
-CUTS = [("gateway", "runner", True), ("runner", "gateway", False), ("scheduler", "runner", True)]
+CUTS = [
+    ("gateway", "runner", True),
+    pytest.param("runner", "gateway", False, marks=pytest.mark.soak),
+    pytest.param("scheduler", "runner", True, marks=pytest.mark.soak),
+]
 """Which parts are cut off from each other, and whether in both directions. The runner is the one with more streams."""
 
 
 @pytest.mark.own_cluster
+@pytest.mark.parametrize(("one", "other", "both"), CUTS)
 async def test_row_48_after_any_cut_a_client_sees_a_pause_and_no_token_twice(
-    product: Product, two_runners: list[str]
+    product: Product, two_runners: list[str], one: str, other: str, both: bool
 ) -> None:
     cluster = product.cluster
     assert cluster.network is not None
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=TOKENS) for model in ADAPTERS))
-    for one, other, both in CUTS:
-        await asyncio.to_thread(wait_for_silence, product)
-        running = [asyncio.create_task(stream(product, model, tokens=TOKENS)) for model in (*ADAPTERS, *ADAPTERS)]
-        sequences = await asyncio.to_thread(wait_for_streams, product)
-        addresses = _addresses(product, max(two_runners, key=lambda name: sequences[name]))
-        with cluster.network.cut(addresses[one], addresses[other], both=both):
-            running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
-            answers, _ = await asyncio.gather(
-                asyncio.gather(*running), asyncio.to_thread(_wait_for_a_trace, product, addresses["scheduler"], one)
-            )
-        print(f"{one} and {other}: all {len(answers)} streams have ended while they were apart")
-        assert [(one, other, answer.problem) for answer in answers if not answer.complete] == []
-        assert [answer.tokens for answer in answers] == [TOKENS] * 2 * len(ADAPTERS) + [20] * len(ADAPTERS)
-        for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=False):
-            assert answer.text == whole.text, f"{one} and {other}: after the pause it went on with something else"
-        await asyncio.to_thread(wait_for_runners, product, 2)
+    await asyncio.to_thread(wait_for_silence, product)
+    running = [asyncio.create_task(stream(product, model, tokens=TOKENS)) for model in (*ADAPTERS, *ADAPTERS)]
+    sequences = await asyncio.to_thread(wait_for_streams, product)
+    addresses = _addresses(product, max(two_runners, key=lambda name: sequences[name]))
+    with cluster.network.cut(addresses[one], addresses[other], both=both):
+        running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
+        answers, _ = await asyncio.gather(
+            asyncio.gather(*running), asyncio.to_thread(_wait_for_a_trace, product, addresses["scheduler"], one)
+        )
+    print(f"{one} and {other}: all {len(answers)} streams have ended while they were apart")
+    assert [(one, other, answer.problem) for answer in answers if not answer.complete] == []
+    assert [answer.tokens for answer in answers] == [TOKENS] * 2 * len(ADAPTERS) + [20] * len(ADAPTERS)
+    for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=False):
+        assert answer.text == whole.text, f"{one} and {other}: after the pause it went on with something else"
+    await asyncio.to_thread(wait_for_runners, product, 2)
     await asyncio.to_thread(cluster.wait_for, lambda: not any(product.sequences().values()), "the end of all sequences")
 
 

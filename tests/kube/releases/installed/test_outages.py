@@ -73,6 +73,8 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
     assert await asyncio.to_thread(ready_since) == before
 
 
+# That it is replaced: also in test_rights.py. That its streams go on: also in tests/stack/test_hung_runner.py.
+@pytest.mark.soak
 async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_streams_go_on(
     product: Product, node: ClusterNode, two_runners: list[str]
 ) -> None:
