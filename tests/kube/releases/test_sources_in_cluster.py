@@ -161,36 +161,30 @@ def test_an_adapter_from_a_hub_is_the_revision_that_its_tenant_names(sources: So
     assert not product.answer("acme/voice", QUESTION).isupper()
 
 
-def test_a_private_model_comes_from_a_hub_once_the_pools_secret_is_granted(sources: Sources) -> None:
+def test_a_private_model_comes_from_a_hub_once_the_pools_secret_is_granted_and_once_with_a_cache(
+    sources: Sources, tmp_path: Path
+) -> None:
+    """The pool's second runner downloads nothing."""
     product, hub = sources.product, sources.hub
+    cluster = product.cluster
     hub.publish("motet/private", BUNDLED / "model")
     hub.private["/motet/private/"] = f"Bearer {HUB_TOKEN}"
     key = ("create", "secret", "generic", "hub", f"--namespace={POOLS}", f"--from-literal=token={HUB_TOKEN}")
-    product.cluster.kubectl(*key)
-    model = {"uri": "hf://motet/private", "credentialsSecretRef": {"name": "hub"}}
-    product.cluster.apply(pool("private", model))
+    cluster.kubectl(*key)
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "64Mi"}}, "storageClassName": ""}
+    volume = cache_volume(tmp_path)
+    cluster.apply(volume, _plain("v1", "PersistentVolumeClaim", "models", POOLS) | {"spec": claim})
+    model = {"uri": "hf://motet/private", "credentialsSecretRef": {"name": "hub"}, "cache": {"claimName": "models"}}
+    cluster.apply(pool("private", model))
+    here, ours = f"--namespace={POOLS}", "--selector=motet.dev/pool=private"
     try:
         message = sources.wait_for_reason("spool/private", "RunnerFailing", f"may not read Secret {POOLS}/hub")
         sources.do_as_it_says(message)
         product.wait_ready("spool", POOLS, "private", within_s=120)
-        assert product.answer("private", QUESTION) == product.answer("demo", QUESTION)
-    finally:
-        product.cluster.kubectl("delete", "spool", "private", f"--namespace={POOLS}")
-
-
-def test_with_a_cache_the_second_runner_of_a_pool_downloads_nothing(sources: Sources, tmp_path: Path) -> None:
-    product, hub = sources.product, sources.hub
-    cluster = product.cluster
-    hub.publish("motet/cached", BUNDLED / "model")
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "64Mi"}}, "storageClassName": ""}
-    volume = cache_volume(tmp_path)
-    cluster.apply(volume, _plain("v1", "PersistentVolumeClaim", "models", POOLS) | {"spec": claim})
-    cluster.apply(pool("cached", {"uri": "hf://motet/cached", "cache": {"claimName": "models"}}))
-    here, ours = f"--namespace={POOLS}", "--selector=motet.dev/pool=cached"
-    try:
-        product.wait_ready("spool", POOLS, "cached", within_s=120)
-        asked = len([one for one in hub.asked if "motet/cached" in one.path])
-        assert asked > 0
+        expected = product.answer("demo", QUESTION)
+        assert product.answer("private", QUESTION) == expected
+        asked = [one for one in hub.asked if "motet/private" in one.path]
+        assert asked
         (first,) = cluster.items("pods", here, ours)
         cluster.kubectl("delete", "pod", first["metadata"]["name"], here, "--wait=false")
         cluster.wait_for(
@@ -203,11 +197,11 @@ def test_with_a_cache_the_second_runner_of_a_pool_downloads_nothing(sources: Sou
             "another runner is ready",
             within_s=120,
         )
-        product.wait_ready("spool", POOLS, "cached", within_s=60)
-        assert product.answer("cached", QUESTION) == product.answer("demo", QUESTION)
-        assert len([one for one in hub.asked if "motet/cached" in one.path]) == asked
+        product.wait_ready("spool", POOLS, "private", within_s=60)
+        assert product.answer("private", QUESTION) == expected
+        assert len([one for one in hub.asked if "motet/private" in one.path]) == len(asked)
     finally:
-        cluster.kubectl("delete", "spool", "cached", here)
+        cluster.kubectl("delete", "spool", "private", here)
         cluster.wait_for(lambda: not cluster.items("pods", here, ours), within_s=60)
         cluster.kubectl("delete", "pvc", "models", here)
         cluster.kubectl("delete", "pv", volume["metadata"]["name"])
