@@ -1,4 +1,4 @@
-"""16 streams of 1,000 tokens while processes are killed: every token is right, none comes twice, and no stream waits.
+"""Eight streams of 1,000 tokens while processes are killed: each token is right, none comes twice, and no stream waits.
 
 Each kill comes while every stream is between its 8th and its 400th token. `make soak` tries more moments. The process
 that would restart the killed one is stopped until all streams have continued, so waiting for a restart would not help.
@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-STREAMS = 16
+STREAMS = 8
 TOKENS = 1000
 LATEST = 400
 MORE = 50
@@ -156,7 +156,7 @@ def restarts_prevented(stack: LocalStack, name: str) -> Iterator[None]:
 
 
 async def disturbed(deployed: Deployed, victim: str, *, at: int) -> Disturbance:
-    """Run 16 streams and kill the victim once each has `at` tokens. Send a new request. Prevent the victim's restart
+    """Run the streams and kill the victim once each has `at` tokens. Send a new request. Prevent the victim's restart
     until all streams have continued; then wait for its return.
 
     The victim `runner` is the runner that has the streams.
