@@ -27,7 +27,7 @@ from tests.support.surroundings import REAL
 
 LEASE = "motet-scheduler"
 ACCOUNT = "scheduler"
-QUICK = {"seconds": 8.0, "renew_seconds": 6.0, "retry_seconds": 0.5}
+QUICK = {"seconds": 5.0, "renew_seconds": 3.5, "retry_seconds": 0.5}
 
 
 @pytest.fixture
@@ -186,10 +186,10 @@ async def replicas(
 
 
 @pytest.mark.parametrize(
-    ("signum", "lease", "within"),
+    ("signum", "lease", "within", "tokens"),  # a hundred tokens a second: what runs is longer than what it outlives
     [
-        pytest.param(signal.SIGTERM, {}, 2.0, id="stopped politely, at the defaults"),
-        pytest.param(signal.SIGKILL, QUICK, QUICK["seconds"] + QUICK["retry_seconds"], id="killed"),
+        pytest.param(signal.SIGTERM, {}, 2.0, 500, id="stopped politely, at the defaults"),
+        pytest.param(signal.SIGKILL, QUICK, QUICK["seconds"] + QUICK["retry_seconds"], 1000, id="killed"),
     ],
 )
 async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
@@ -201,6 +201,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
     signum: signal.Signals,
     lease: dict[str, float],
     within: float,
+    tokens: int,
     record_property,
 ) -> None:
     began = time.monotonic()
@@ -220,7 +221,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         )
         await clients.enter_async_context(runner)
         gateway = await clients.enter_async_context(fake_gateway("g0", scheduler=standby.address))
-        running = gateway.start("running", prompt=(5,), max_tokens=1500)
+        running = gateway.start("running", prompt=(5,), max_tokens=tokens)
         await until(lambda: gateway.asked["running"].tokens)
         assert gateway.term == 1
         gone = time.monotonic()
@@ -234,7 +235,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         # One that releases the Lease gives back the terms that it has reserved and not used.
         assert gateway.term == (2 if signum == signal.SIGTERM else 1 + TERMS_AT_A_TIME)
         assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
-        assert await running == tokens_of((5,), 7, 1500)
+        assert await running == tokens_of((5,), 7, tokens)
         assert len(gateway.asked["running"].placements) == 1, "what ran was not touched"
         # The killed one returns as the standby.
         term = gateway.term

@@ -100,6 +100,28 @@ class Release:
 
 @pytest.fixture
 def release(cluster: Cluster) -> Iterator[Release]:
+    with new_release(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bare(cluster: Cluster) -> Iterator[Release]:
+    """One that is not installed, for all tests of what the server says about its objects."""
+    with new_release(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def standing(cluster: Cluster, definitions: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """A release that is installed, with two namespaces of pools, for all tests that do not change it."""
+    with new_release(cluster) as made:
+        values = NOWHERE | {"pools": {"namespaces": list(made.pools)}}
+        made.helm("install", values, tmp_path_factory.mktemp("standing"))
+        yield made
+
+
+@contextlib.contextmanager
+def new_release(cluster: Cluster) -> Iterator[Release]:
     made = Release(cluster, f"m{uuid.uuid4().hex[:6]}")
     strict = {"pod-security.kubernetes.io/enforce": "restricted"}
     for name in (made.system, *made.pools):
@@ -110,7 +132,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
     cluster.kubectl("delete", "namespace", made.system, *made.pools, "--wait=false")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def definitions(cluster: Cluster) -> None:
     apply_definitions(cluster)
 
@@ -118,12 +140,19 @@ def definitions(cluster: Cluster) -> None:
 # Objects --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", [*VARIANTS.values(), ADDITIONS], ids=[*VARIANTS, "with additions"])
-def test_the_server_accepts_every_object(release: Release, values: Object, tmp_path: Path) -> None:
-    namespaces = list(release.pools) if "pools" in values else [release.pools[0]]
-    objects = release.objects(values | {"crds": {"install": False}, "pools": {"namespaces": namespaces}}, tmp_path)
-    release.cluster.apply(*of_kind(objects, "ServiceAccount"))  # the API server refuses a pod without its account
-    said = release.cluster.kubectl(
+EACH_ALONE = [
+    pytest.param(values, id=name, marks=[] if name.startswith(("as small", "everything")) else pytest.mark.soak)
+    for name, values in VARIANTS.items()
+]
+"""In everything that can be asked for is what others ask for. The release as it comes is installed by other tests."""
+
+
+@pytest.mark.parametrize("values", [*EACH_ALONE, pytest.param(ADDITIONS, id="with additions")])
+def test_the_server_accepts_every_object(bare: Release, values: Object, tmp_path: Path) -> None:
+    namespaces = list(bare.pools) if "pools" in values else [bare.pools[0]]
+    objects = bare.objects(values | {"crds": {"install": False}, "pools": {"namespaces": namespaces}}, tmp_path)
+    bare.cluster.apply(*of_kind(objects, "ServiceAccount"))  # the API server refuses a pod without its account
+    said = bare.cluster.kubectl(
         *("apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-", "--output=name"),
         stdin=yaml.safe_dump_all(objects),
     )
@@ -135,8 +164,8 @@ def as_pod(template: Object, account: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trial"}, "spec": spec}
 
 
-def test_restricted_pod_security_admits_every_pod_and_is_there(release: Release, tmp_path: Path) -> None:
-    cluster, namespace = release.cluster, release.system
+def test_restricted_pod_security_admits_every_pod_and_is_there(bare: Release, tmp_path: Path) -> None:
+    cluster, namespace = bare.cluster, bare.system
     cluster.wait_for(lambda: cluster.get("serviceaccount", "default", f"--namespace={namespace}"))
 
     def trial(pod: Object) -> None:
@@ -144,8 +173,8 @@ def test_restricted_pod_security_admits_every_pod_and_is_there(release: Release,
             *("create", "--dry-run=server", f"--namespace={namespace}", "--filename=-"), stdin=yaml.safe_dump(pod)
         )
 
-    values = VARIANTS["everything that can be asked for"] | {"pools": {"namespaces": list(release.pools)}}
-    templates = pod_templates(release.objects(values, tmp_path))
+    values = VARIANTS["everything that can be asked for"] | {"pools": {"namespaces": list(bare.pools)}}
+    templates = pod_templates(bare.objects(values, tmp_path))
     assert len(templates) == 8
     for template in templates.values():
         trial(as_pod(template, "default"))
@@ -167,11 +196,10 @@ def names(one: x509.Certificate) -> list[str]:
     return said.get_values_for_type(x509.DNSName)
 
 
-def test_certificates_have_one_authority_and_their_role(release: Release, tmp_path: Path) -> None:
-    release.helm("install", NOWHERE | {"pools": {"namespaces": list(release.pools)}}, tmp_path)
-    system = release.secrets(release.system)
+def test_certificates_have_one_authority_and_their_role(standing: Release) -> None:
+    system = standing.secrets(standing.system)
     authority = certificate(system["ca"])
-    runners = [release.secrets(namespace)["runner-tls"] for namespace in release.pools]
+    runners = [standing.secrets(namespace)["runner-tls"] for namespace in standing.pools]
     for role, secret in [
         *((name, system[f"{name}-tls"]) for name in COMPONENTS),
         *(("runner", one) for one in runners),
@@ -346,7 +374,7 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     before = templates()
     values = release.values(upgraded("debug"), tmp_path)
     with pytest.raises(CommandRefused):  # pods of this test never start
-        cluster.helm("upgrade", release.name, str(MOTET), here, values, "--wait", "--timeout=10s")
+        cluster.helm("upgrade", release.name, str(MOTET), here, values, "--wait", "--timeout=3s")
     cluster.wait_for(lambda: len(sets()) == 2)
     assert templates()[first] == before[first]
     assert set(templates()) == set(sets())
@@ -423,18 +451,29 @@ async def test_nothing_starts_before_the_database_has_its_schema(
 # Rights ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("definitions")
-def test_rights_are_what_the_roles_say(release: Release, tmp_path: Path) -> None:
-    cluster, system, pools = release.cluster, release.system, release.pools[0]
-    release.helm("install", NOWHERE, tmp_path)
+def may_do(cluster: Cluster, who: str, verb: str, what: str, namespace: str, *, subresource: str = "") -> bool:
+    """What `kubectl auth can-i` says, without a process for each question. `what`: resource.group/name"""
+    resource, _, name = what.partition("/")
+    resource, _, group = resource.partition(".")
+    groups = ["system:authenticated"]
+    if who.startswith("system:serviceaccount:"):
+        groups += ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}"]
+    attributes = {"verb": verb, "group": group, "resource": resource, "name": name, "subresource": subresource}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": who, "groups": groups, "resourceAttributes": attributes | {"namespace": namespace}},
+    }
+    answer = cluster.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
+def test_rights_are_what_the_roles_say(standing: Release) -> None:
+    system, pools = standing.system, standing.pools[0]
 
     def may(account: str, verb: str, what: str, namespace: str, home: str = system) -> bool:
-        who = f"system:serviceaccount:{home}:{release.name}-{account}"
-        try:
-            said = cluster.kubectl("auth", "can-i", verb, what, f"--namespace={namespace}", f"--as={who}")
-        except CommandRefused:
-            return False
-        return said.strip() == "yes"
+        who = f"system:serviceaccount:{home}:{standing.name}-{account}"
+        return may_do(standing.cluster, who, verb, what, namespace)
 
     for verb, what, namespace in [
         ("watch", "loraadapters.motet.dev", "default"),
@@ -443,7 +482,7 @@ def test_rights_are_what_the_roles_say(release: Release, tmp_path: Path) -> None
         ("create", "events", "default"),
         ("patch", "deployments.apps", pools),
         ("delete", "pods", pools),
-        ("update", f"leases.coordination.k8s.io/{release.name}-operator", system),
+        ("update", f"leases.coordination.k8s.io/{standing.name}-operator", system),
     ]:
         assert may("operator", verb, what, namespace), f"{verb} {what} in {namespace}"
     for verb, what, namespace in [
@@ -454,11 +493,11 @@ def test_rights_are_what_the_roles_say(release: Release, tmp_path: Path) -> None
         ("list", "pods", "default"),
         ("create", "pods", pools),
         ("create", "deployments.apps", system),
-        ("update", f"leases.coordination.k8s.io/{release.name}-scheduler", system),
+        ("update", f"leases.coordination.k8s.io/{standing.name}-scheduler", system),
         ("get", "leases.coordination.k8s.io/other", system),
     ]:
         assert not may("operator", verb, what, namespace), f"{verb} {what} in {namespace}"
-    assert may("scheduler", "update", f"leases.coordination.k8s.io/{release.name}-scheduler", system)
+    assert may("scheduler", "update", f"leases.coordination.k8s.io/{standing.name}-scheduler", system)
     assert not may("scheduler", "get", "pods", system)
     assert not may("runner", "get", "secrets/token", pools, home=pools)
     for account in ("gateway", "predictor", "supervisor"):
@@ -475,10 +514,9 @@ def roles_in_the_readme(tenant: str, runners: str, release: str) -> list[Object]
     return list(yaml.safe_load_all(block))
 
 
-def test_a_tenant_grants_the_runners_one_secret(release: Release, namespace: str, tmp_path: Path) -> None:
-    cluster, pools = release.cluster, release.pools[0]
-    release.helm("install", NOWHERE, tmp_path)
-    runner = cluster.kubeconfig_for(f"{release.name}-runner", pools)
+def test_a_tenant_grants_the_runners_one_secret(standing: Release, namespace: str) -> None:
+    cluster, pools = standing.cluster, standing.pools[0]
+    runner = cluster.kubeconfig_for(f"{standing.name}-runner", pools)
     for name in ("hub-token", "other"):
         cluster.kubectl("create", "secret", "generic", name, f"--namespace={namespace}", "--from-literal=token=x")
 
@@ -487,29 +525,22 @@ def test_a_tenant_grants_the_runners_one_secret(release: Release, namespace: str
 
     with pytest.raises(CommandRefused, match="Forbidden"):
         read("hub-token")
-    cluster.apply(*roles_in_the_readme(namespace, pools, release.name))
+    cluster.apply(*roles_in_the_readme(namespace, pools, standing.name))
     read("hub-token")
     with pytest.raises(CommandRefused, match="Forbidden"):
         read("other")
 
 
-@pytest.mark.usefixtures("definitions")
-def test_tenants_and_the_platform_team_get_their_roles(release: Release, namespace: str, tmp_path: Path) -> None:
-    cluster = release.cluster
-    release.helm("install", NOWHERE, tmp_path)
-    for who, role in (("edith", "edit"), ("vera", "view"), ("paul", f"{release.name}-platform-admin")):
+def test_tenants_and_the_platform_team_get_their_roles(standing: Release, namespace: str) -> None:
+    cluster = standing.cluster
+    for who, role in (("edith", "edit"), ("vera", "view"), ("paul", f"{standing.name}-platform-admin")):
         cluster.kubectl(
             "create", "rolebinding", who, f"--clusterrole={role}", f"--user={who}", f"--namespace={namespace}"
         )
 
     def may(who: str, verb: str, what: str) -> bool:
         what, _, part = what.partition("/")
-        asked = (what, f"--subresource={part}", f"--namespace={namespace}", f"--as={who}")
-        try:
-            said = cluster.kubectl("auth", "can-i", verb, *asked)
-        except CommandRefused:
-            return False
-        return said.strip() == "yes"
+        return may_do(cluster, who, verb, what, namespace, subresource=part)
 
     # A controller aggregates our roles into those of the cluster.
     cluster.wait_for(
@@ -604,11 +635,9 @@ def test_each_policy_refuses_its_case_with_its_message(release: Release, namespa
         apply("", allowed)
 
 
-@pytest.mark.usefixtures("definitions")
-def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release: Release, tmp_path: Path) -> None:
-    cluster, pools = release.cluster, release.pools[0]
-    release.helm("install", NOWHERE, tmp_path)
-    for who, role in (("paul", f"{release.name}-platform-admin"), ("edith", f"{release.name}-platform-admin")):
+def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(standing: Release) -> None:
+    cluster, pools = standing.cluster, standing.pools[0]
+    for who, role in (("paul", f"{standing.name}-platform-admin"), ("edith", f"{standing.name}-platform-admin")):
         cluster.kubectl("create", "rolebinding", who, f"--clusterrole={role}", f"--user={who}", f"--namespace={pools}")
     cluster.kubectl("create", "rolebinding", "pods", "--clusterrole=edit", "--user=edith", f"--namespace={pools}")
     cluster.kubectl(
@@ -649,9 +678,8 @@ def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release:
         apply("paul", "another", name="second")
 
 
-@pytest.mark.usefixtures("definitions")
-def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespace: str, tmp_path: Path) -> None:
-    cluster = release.cluster
+def test_an_unlikely_value_is_accepted_with_a_warning(standing: Release, namespace: str) -> None:
+    cluster = standing.cluster
 
     def apply(one: Object) -> str:
         """The warnings of the server."""
@@ -672,7 +700,6 @@ def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespac
         about = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": "strange"}}
         return about | {"spec": {"model": {"uri": "hf://example/base"}, "replicas": 0, "engine": engine}}
 
-    release.helm("install", NOWHERE, tmp_path)
     suspended = "Warning: Validation failed for ValidatingAdmissionPolicy"
     cluster.wait_for(lambda: "spec.placement.minReplicas has no effect" in apply(adapter(suspend=True, replicas=1)))
     assert suspended in apply(adapter(suspend=True, replicas=1))
@@ -684,14 +711,13 @@ def test_an_unlikely_value_is_accepted_with_a_warning(release: Release, namespac
     assert "maxLoraRank" not in found["spec"]["engine"]
 
 
-def test_the_operators_requests_have_a_flow_of_their_own(release: Release, tmp_path: Path) -> None:
-    cluster = release.cluster
-    release.helm("install", NOWHERE, tmp_path)
-    flow = cluster.get("flowschema", release.name)["metadata"]["uid"]
+def test_the_operators_requests_have_a_flow_of_their_own(standing: Release) -> None:
+    cluster = standing.cluster
+    flow = cluster.get("flowschema", standing.name)["metadata"]["uid"]
     trust = ssl.create_default_context(cadata=authority(cluster))
 
     def flow_of(account: str) -> str | None:
-        token = cluster.token_for(f"{release.name}-{account}", release.system)
+        token = cluster.token_for(f"{standing.name}-{account}", standing.system)
         connection = http.client.HTTPSConnection(CONTROL_PLANE, API_PORT, context=trust, timeout=10)
         with contextlib.closing(connection):
             connection.request("GET", "/api/v1/namespaces?limit=1", headers={"authorization": f"Bearer {token}"})
@@ -713,26 +739,31 @@ def authority(cluster: Cluster) -> str:
     return base64.b64decode(said).decode()
 
 
-@pytest.fixture
-def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script of `helm test`, with the account and permissions that it has in its pod."""
-    cluster = release.cluster
-    objects = release.objects(NOWHERE, tmp_path)
+@pytest.fixture(scope="module")
+def script(bare: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script of `helm test`, beside the account that it has in its pod, which has its permissions."""
+    cluster, folder = bare.cluster, tmp_path_factory.mktemp("script")
+    objects = bare.objects(NOWHERE, folder)
     of_the_test = [one for one in objects if one["metadata"]["labels"]["app.kubernetes.io/component"] == "test"]
     cluster.apply(*of_kind(of_the_test, "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"))
-    account = tmp_path / "account"
+    account = folder / "account"
     account.mkdir()
-    (account / "token").write_text(cluster.token_for(f"{release.name}-test", release.system))
-    (account / "namespace").write_text(release.system)
+    (account / "token").write_text(cluster.token_for(f"{bare.name}-test", bare.system))
+    (account / "namespace").write_text(bare.system)
     (account / "ca.crt").write_text(authority(cluster))
     (pod,) = of_kind(of_the_test, "Pod")
-    (tmp_path / "helm_test.py").write_text(pod["spec"]["containers"][0]["args"][0])
-    spec = importlib.util.spec_from_file_location("helm_test", tmp_path / "helm_test.py")
+    (folder / "helm_test.py").write_text(pod["spec"]["containers"][0]["args"][0])
+    return folder / "helm_test.py"
+
+
+@pytest.fixture
+def check(script: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("helm_test", script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ACCOUNT", account)
+    monkeypatch.setattr(module, "ACCOUNT", script.parent / "account")
     monkeypatch.setattr(module, "MAX_WAIT_SECONDS", 2.0)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", CONTROL_PLANE)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(API_PORT))
