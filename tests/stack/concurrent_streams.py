@@ -92,7 +92,7 @@ class ConcurrentStreams:
                     self._url, served_model, prompt, self._tokens, on_chunk=on_chunk, **self._sampling(index)
                 )
             except PastTheMiddle:
-                self._now.pop(index)
+                self._now.pop(index, None)  # a slow client may get all up to there at once
                 self.restarted += 1
                 print(f"stream {index} starts again: {self._describe_slow_streams()}")
 

@@ -41,7 +41,8 @@ class Deployed:
     trace: Path
 
     def lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.trace.read_text().splitlines()]
+        """Of all iterations; there is no file before the first one."""
+        return [json.loads(line) for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
 
 
 def counter_by_method(stack: LocalStack, metric: str) -> dict[str, float]:

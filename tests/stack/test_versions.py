@@ -22,7 +22,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return version_before(tmp_path_factory.mktemp("before"))
 
 
-async def test_runners_of_each_version_serve_beside_services_of_the_other(tmp_path: Path, before: Path) -> None:
+async def test_row_45_runners_of_each_version_serve_beside_services_of_the_other(tmp_path: Path, before: Path) -> None:
     """First this version's runner, then the other one's. All processes find what those before them have written."""
     pods, answers = ServicesAsPods(tmp_path), []
     for version, others in ((None, before), (before, None)):
