@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-STREAMS = 8
+STREAMS = 4
 TOKENS = 800
 HANG_S = 2.0
 
