@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.local_stack import LocalStack, copy_of_bundled, running_stack
+from testbed.local_stack import LocalStack, running_stack
 
 BUSY_FOR_EACH_CORE = 4
 BUSY = "while True: pass"
@@ -64,8 +64,7 @@ def lines_of(stack: LocalStack, name: str, event: str) -> list[dict[str, object]
 
 async def no_runner_is_condemned(folder: Path, *, seconds: float, time_scale: float) -> None:
     env = {"MOTET_TIME_SCALE": str(time_scale)}
-    manifests = copy_of_bundled(folder / "manifests", adapters=[])
-    with running_stack(folder, manifests=manifests, env=env) as stack:
+    with running_stack(folder, runners=2, env=env) as stack:
         with busy_processes():
             answered = await stream_for(stack, seconds)
         assert answered >= STREAMS
@@ -83,7 +82,7 @@ def a_frozen_runner_is_found(stack: LocalStack) -> None:
 
 @pytest.mark.timeout(400)
 async def test_busy_neighbours_condemn_no_runner(tmp_path: Path) -> None:
-    await no_runner_is_condemned(tmp_path, seconds=4, time_scale=0.5)
+    await no_runner_is_condemned(tmp_path, seconds=10, time_scale=0.5)
 
 
 @pytest.mark.soak
