@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Pause:
     times: float
-    """So many times as long as a look has taken"""
+    """Times the length of a look"""
     max_seconds: float
 
     def after(self, cpu_seconds: float) -> float:
