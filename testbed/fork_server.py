@@ -71,8 +71,10 @@ class ForkedProcess:
 class ForkServer:
     """Ends with this process, or at `close`."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], *, also: Sequence[str] = ()) -> None:
+        """`also`: what these modules import later."""
         self._modules = frozenset(modules)
+        self._also = also
         self._wire: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -134,7 +136,7 @@ class ForkServer:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno()), *sorted(self._modules)],
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), *self._also, "--", *sorted(self._modules)],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )
@@ -209,7 +211,10 @@ def _become(asked: dict[str, Any], *descriptors: int) -> None:
 
 
 def main() -> None:
-    for module in sys.argv[2:]:
+    end = sys.argv.index("--")
+    for module in sys.argv[2:end]:
+        import_module(module)
+    for module in sys.argv[end + 1 :]:
         run = f"{module}.__main__" if hasattr(import_module(module), "__path__") else module
         import_module(run)
         del sys.modules[run]  # it is run, not imported

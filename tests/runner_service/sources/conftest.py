@@ -9,8 +9,10 @@ from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.settings import Settings
+from motet_runner.sources import process_pool
 from motet_runner.sources.source_access import Sources
 from tests.support.adapter_fetches import Fetcher
+from tests.support.forked_fetches import forking_asyncio
 from tests.support.in_process_runner import write_adapter
 from tests.support.registry_server import registry_server
 from tests.support.s3_server import s3_server
@@ -58,6 +60,11 @@ class FetchSetup:
         """Also while folders are removed."""
         folders = os.walk(self.folder / "data/cache/partial")
         return [Path(folder) / name for folder, _, names in folders for name in names]
+
+
+@pytest.fixture(autouse=True)
+def forked_fetches(monkeypatch):
+    monkeypatch.setattr(process_pool, "asyncio", forking_asyncio)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.sources import process_pool
 from tests.support.source_servers import ErrorStatus, SlowBody, api_server
 
 CANARY = "canary-7f3a9c"
@@ -135,6 +136,13 @@ async def test_local_manifests_hold_secrets_in_both_spellings(closed, fetch_setu
     assert failed.value.reason == "CredentialsInvalid"
 
 
+@pytest.fixture
+def not_forked(monkeypatch):
+    """The process that users have"""
+    monkeypatch.setattr(process_pool, "asyncio", asyncio)
+
+
+@pytest.mark.usefixtures("not_forked")
 async def test_row_37_the_secret_is_in_no_text_no_log_no_metric_no_file_and_not_in_the_service(
     api, web, closed, fetch_setup, capfd
 ):
@@ -175,7 +183,7 @@ def _children():
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
         and f"PPid:\t{os.getpid()}\n" in _readable(f"/proc/{entry.name}/status")
-        and "motet_runner.sources.fetch_process" in _readable(f"/proc/{entry.name}/cmdline")
+        and "-m\0motet_runner.sources.fetch_process" in _readable(f"/proc/{entry.name}/cmdline")
     ]
 
 
