@@ -73,9 +73,14 @@ def byte_tokenizer(vocabulary: int = 400) -> Tokenizer:
     return tokenizer
 
 
+@functools.cache
+def tokenizer_file(vocabulary: int) -> bytes:
+    return byte_tokenizer(vocabulary).to_str().encode()
+
+
 def model_assets(*, template: str | None = TEMPLATE, vocabulary: int = 400) -> dict[str, bytes]:
     assets = {
-        "tokenizer.json": byte_tokenizer(vocabulary).to_str().encode(),
+        "tokenizer.json": tokenizer_file(vocabulary),
         "tokenizer_config.json": json.dumps({"eos_token": EOS}).encode(),
         "generation_config.json": json.dumps({"eos_token_id": 0}).encode(),
         "config.json": json.dumps({"max_position_embeddings": 512}).encode(),

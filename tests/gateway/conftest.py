@@ -1,6 +1,7 @@
 """A gateway in a real uvicorn server, which uses fake services."""
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,11 +24,13 @@ from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.key_sources import KeySource
 from motet_gateway.metrics import Metrics
+from motet_gateway.routes import probes
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S, until
 from tests.support.forked_renderers import ForkedRenderParent
+from tests.support.given_settings import given
 from tests.support.surroundings import REAL
 
 Heard = Callable[[str], Awaitable[None]]
@@ -41,6 +44,10 @@ async def sleep_a_tenth(seconds: float) -> None:
 # uvicorn looks ten times a second whether it should end, and then waits for a tenth of one: that was most of what the
 # ends of two thousand tests took.
 uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": sleep_a_tenth})
+
+
+# Of each gateway it read and parsed the metadata of the package: a twentieth of a small test.
+probes.version = functools.cache(probes.version)
 
 
 async def hear_nothing(_: str) -> None:
@@ -117,9 +124,9 @@ async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S
 async def serve(
     cluster: FakeServices, *, ready: bool = True, names: int = 0, keys: KeySource | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
-    own = Settings(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
-    process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
-    addresses = Addresses(
+    own = given(Settings)(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
+    process = given(ProcessSettings)(data_dir=cluster.folder, time_scale=0.1)
+    addresses = given(Addresses)(
         scheduler_address=cluster.scheduler.address,
         predictor_address=cluster.predictor.address,
         supervisor_address="unix:/nowhere",
@@ -134,7 +141,7 @@ async def serve(
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = asyncio.create_task(gateway.run())
         serving_http = asyncio.create_task(server.serve(sockets=[bound]))
-        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False, trust_env=False) as http:
             served = Served(url, gateway, cluster, http, registry, server, clock)
             try:
                 await eventually(lambda: server.started)

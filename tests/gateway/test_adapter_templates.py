@@ -349,7 +349,7 @@ async def test_a_process_that_has_become_large_does_not_wait_for_work() -> None:
 async def test_only_work_for_a_namespace_counts_as_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits until the models' templates leave a process. Mutation: that counts too."""
     took: list[tuple[str, float]] = []
-    async with rendering(processes=2, cpu_seconds=2.0) as renderer:
+    async with rendering(processes=2, cpu_seconds=1.0) as renderer:
         assert await renderer.render(template("Hi", "a"), encoded(HELLO)) == "Hi"
         monkeypatch.setattr(renderer.turns, "took", lambda *said: took.append(said))
         text = WITHOUT_END["nested loops"]

@@ -165,7 +165,7 @@ async def test_a_search_ends_when_nobody_waits_any_more(tmp_path: Path) -> None:
     store.fetch(DIGEST, Owner("one", "gone", "a"))
     await until(lambda: store.told == {"one": ["waits", "gone"]})
     await until(lambda: store.told == {"one": ["waits"]})
-    for _ in range(20):
+    for _ in range(10):  # twice as long as one that nobody wants any more
         await asyncio.sleep(0.1)
         assert store.told == {"one": ["waits"]}
     store.waits = None

@@ -15,6 +15,7 @@ from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS, MAX_STRIN
 from testbed.fake_services import FakeServices
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
+from tests.support.for_each import for_each
 
 BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -59,7 +60,7 @@ def with_length(body: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------------ headers
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         b"GET /" + b"a" * 100_000,
@@ -70,9 +71,8 @@ def with_length(body: bytes) -> bytes:
         HEAD + b"transfer-encoding: chunked\r\n\r\n5;" + b"a" * 600_000,
         HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: " + b"a" * 600_000,
     ],
-    ids=["path", "value", "name", "bytes", "fields", "chunk extension", "trailer"],
 )
-@pytest.mark.parametrize("piece", [1 << 20, 1000])
+@for_each("piece", [1 << 20, 1000])
 async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piece: int) -> None:
     async with raw_client(served) as client:
         with contextlib.suppress(ConnectionError):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -126,6 +126,7 @@ def _characters_are_whole(token_bytes: TokenBytes, tokens: Sequence[int]) -> boo
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=40)
 @given(data=st.data(), borders=st.lists(st.integers(0, 60), max_size=20), skip=st.booleans())
 def test_pieces_of_text_join_to_the_decoded_whole(
     kind: str, data: st.DataObject, borders: list[int], skip: bool
@@ -165,6 +166,7 @@ class _CountingBytes(dict[int, bytes]):
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=40)
 @given(data=st.data(), skip=st.booleans())
 def test_the_tokens_decoded_are_proportional_to_the_length(kind: str, data: st.DataObject, skip: bool) -> None:
     token_bytes = TokenBytes((SPELLED | DECODED)[kind]())
@@ -187,6 +189,7 @@ def test_a_token_that_never_makes_a_character_holds_nothing_back(token: str) -> 
 
 
 @pytest.mark.parametrize("kind", SPELLED)
+@settings(max_examples=40)
 @given(data=st.data(), skip=st.booleans())
 def test_an_answer_goes_on_where_its_prompt_ends(kind: str, data: st.DataObject, skip: bool) -> None:
     """Also within a character."""

@@ -18,6 +18,7 @@ from tests.gateway.conftest import Served, eventually
 from tests.gateway.test_errors import error_of
 from tests.gateway.test_logprobs import TEXTS
 from tests.gateway.test_streams import pair, read
+from tests.support.for_each import for_each
 
 __all__ = ["pair"]
 
@@ -164,7 +165,7 @@ async def test_a_runner_that_cannot_score_is_named_with_the_field(
     assert served.cluster.scheduler.finished[0].reason == common_pb2.FINISH_REASON_FAILED
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),

@@ -9,6 +9,7 @@ import pytest
 
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
+from tests.support.for_each import for_each
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -75,7 +76,7 @@ async def test_a_wrong_field_is_named(served: Served) -> None:
         assert says in error["message"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "param"),
     [
         ({"prompt": 5}, "prompt"),
@@ -111,7 +112,7 @@ async def test_the_error_for_malformed_json_names_the_position(served: Served) -
     assert "line 1 column 18" in error_of(answer)["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'"x"', b"\xff"])
+@for_each("content", [b"", b"[]", b"7", b'"x"', b"\xff"])
 async def test_a_body_that_is_not_an_object_is_refused(served: Served, content: bytes) -> None:
     answer = await served.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400

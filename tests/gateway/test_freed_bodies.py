@@ -17,7 +17,7 @@ from tests.gateway.conftest import Served, eventually, serve
 
 BYTES = 400_000
 """Of each body."""
-TIMES = 3
+TIMES = 2
 LONG = "voices " * (BYTES // 7)
 HELLO = [{"role": "user", "content": "Hello voices"}]
 SCHEMA = {"type": "array", "uniqueItems": True}
@@ -44,6 +44,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"text": {"format": FORM}},
     "/invocations": {"guided_json": SCHEMA},
 }
+SOME = [
+    path if path in ("/v1/chat/completions", "/generate", "/tokenize") else pytest.param(path, marks=pytest.mark.soak)
+    for path in BODIES
+]
+"""Of what ends before a route has read its body, `make test` tries an answer that may stream, one that has parts of
+its own, and a count."""
+
 Ask = Callable[[], Awaitable[object]]
 
 
@@ -154,13 +161,13 @@ async def test_what_the_gateway_refuses(cluster: FakeServices, path: str) -> Non
             await check(client, path, body_of(path, **SCHEMAS[path]), 400)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", SOME)
 async def test_bodies_that_are_too_large(cluster: FakeServices, path: str) -> None:
     async with client_of(cluster, max_body_bytes=BYTES, max_counted_bytes=BYTES) as client:
         await check(client, path, body_of(path), 413)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", SOME)
 async def test_bodies_that_do_not_arrive_in_time(cluster: FakeServices, path: str) -> None:
     async with client_of(cluster, body_seconds=0.1) as client:
         await check(client, path, body_of(path), 408, missing=1)

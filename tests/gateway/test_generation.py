@@ -152,7 +152,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(events)
 def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script: list[tuple]) -> None:
     generation = Generation()

@@ -38,8 +38,7 @@ async def test_a_runner_cannot_speak_for_another_one(lie: str) -> None:
             await speak_for_another(system, dispatcher, lie)
 
 
-@pytest.mark.parametrize("lie", lies())
-async def test_while_a_request_waits_no_runner_speaks_for_it(lie: str) -> None:
+async def test_while_a_request_waits_no_runner_speaks_for_it() -> None:
     with short_folder() as folder:
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             runner = await system.runner("r0", SlowEngines(pages=8))
@@ -48,10 +47,11 @@ async def test_while_a_request_waits_no_runner_speaks_for_it(lie: str) -> None:
             client = ask(dispatcher, "a", PROMPT, max_tokens=100)
             live = dispatcher.choices["a"]
             heard_at, told = live.heard_at, client.told
-            for epoch in (0, 1):  # 0 is that of a request that was never placed, and of a message that names none
-                dispatcher.from_runner(runner.address, runner_pb2.GenerateDown(**about(lies()[lie], epoch)))
-            assert (client.tokens, client.told, live.heard_at) == ([], told, heard_at)
-            assert (live.record.parks, live.generation.alone) == (0, False)
+            for lie, message in lies().items():
+                for epoch in (0, 1):  # 0 is that of a request that was never placed, and of a message that names none
+                    dispatcher.from_runner(runner.address, runner_pb2.GenerateDown(**about(message, epoch)))
+                assert (client.tokens, client.told, live.heard_at) == ([], told, heard_at), lie
+                assert (live.record.parks, live.generation.alone) == (0, False), lie
 
 
 def about(message: dict[str, Any], epoch: int) -> dict[str, Any]:

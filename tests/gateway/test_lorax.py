@@ -10,6 +10,7 @@ from motet.errors import Overloaded
 from motet_gateway.answers.lorax.body import GenerateBody, GenerateParameters
 from motet_gateway.parameters import parse
 from tests.gateway.conftest import Served
+from tests.support.for_each import for_each
 
 PROMPT = "The quick brown fox"
 OF_CLIENT = dict.fromkeys(GenerateParameters.model_fields) | {
@@ -139,7 +140,7 @@ async def test_alternatives_are_shown(served: Served) -> None:
     assert [one.keys() for one in token["alternative_tokens"]] == [{"id", "text", "logprob"}] * 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("more", "param"),
     [
         ({"inputs": ""}, "inputs"),
@@ -178,7 +179,7 @@ async def test_a_wrong_field_is_named(served: Served, more: dict[str, Any], para
     assert "secret" not in error["error"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [("temperature", 2), ("regex", "a+"), ("max_new_tokens", 3), ("seed", 5), ("guided_json", {})],
 )
@@ -247,7 +248,7 @@ async def test_the_load_counts_the_tenants_own_requests(served: Served) -> None:
     assert (await served.http.get("/load")).json() == {"server_load": 0}
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/v1/rerank", "/pooling", "/v1/batches"])
+@for_each("path", ["/v1/embeddings", "/score", "/v1/rerank", "/pooling", "/v1/batches"])
 async def test_what_is_not_there_yet_says_so(served: Served, path: str) -> None:
     answer = await served.http.post(path, json={})
     assert answer.status_code == 404

@@ -17,6 +17,7 @@ from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Heard, Served, eventually, hear_nothing, serve
 from tests.gateway.test_reasoning import reasoning
+from tests.support.for_each import for_each
 
 Json = dict[str, Any]
 
@@ -392,7 +393,7 @@ def test_a_wrong_message_is_named(messages: list[Json], field: str) -> None:
     assert caught.value.message.startswith(f"{field}: ") or field == "messages"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "field"),
     [
         ({"max_tokens": None}, "max_tokens"),

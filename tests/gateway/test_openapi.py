@@ -18,6 +18,7 @@ from motet_gateway.openapi.document import OPERATIONS
 from motet_gateway.routes import generate, lorax
 from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, serve
+from tests.support.for_each import for_each
 
 Json = dict[str, Any]
 
@@ -133,7 +134,7 @@ async def test_every_path_is_described_and_no_other(served: Served) -> None:
     assert routes | answering == {(one.path, one.method) for one in OPERATIONS}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "body"),
     [
         (CHAT, {"messages": HELLO, "max_tokens": 4}),
@@ -170,7 +171,7 @@ async def test_an_answer_to_a_body_is_as_described(served: Served, path: str, bo
     check(answer)
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/models/legal", "/version", "/health", "/ping"])
+@for_each("path", ["/v1/models", "/v1/models/tiny", "/v1/models/legal", "/version", "/health", "/ping"])
 async def test_an_answer_to_a_get_is_as_described(served: Served, path: str) -> None:
     answer = await served.http.get(path)
     assert answer.status_code == 200
@@ -184,7 +185,7 @@ async def test_the_gateway_serves_the_description(served: Served) -> None:
     assert answer.json()["paths"].keys() | {"/metrics"} == API["paths"].keys()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "path", "body", "status"),
     [
         ("GET", "/v1/models/nobody", None, 404),

@@ -58,7 +58,7 @@ def check(refusal: MotetError) -> None:
     assert refusal.message
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(bodies, messages | values)
 def test_any_chat_is_understood_or_refused(body: dict, messages: object) -> None:
     content = orjson.dumps({"model": "m", "messages": messages} | body, option=orjson.OPT_NON_STR_KEYS)

@@ -118,27 +118,29 @@ async def of_chats(served: Served, said: str, stop: str | None) -> tuple[Shown, 
     return streamed, streamed
 
 
+ORDERS: list[tuple[str, str | None, Shown]] = [
+    (
+        f"<think>so so</think>A {LOOK} and then B {SEND} C",
+        None,
+        [THOUGHT, ("text", "A"), LOOKED, ("text", " and then B"), SENT, ("text", " C")],
+    ),
+    (f"{LOOK}{SEND}", None, [LOOKED, SENT]),
+    (f"{SEND} <tool_call> is a tag {LOOK}", None, [SENT, ("text", " <tool_call> is a tag"), LOOKED]),
+    (f"A X{LOOK}Q", "XYZ", [("text", "A X"), LOOKED, ("text", "Q")]),
+    (f"A X{LOOK}YZ end", "XYZ", [("text", "A X"), LOOKED, ("text", "YZ end")]),
+    (f"A {LOOK} B XYZ {SEND}", "XYZ", [("text", "A"), LOOKED, ("text", " B ")]),
+]
+
+
 @pytest.mark.parametrize("api", [of_messages, of_responses, of_chats])
-@pytest.mark.parametrize(
-    ("said", "stop", "shown"),
-    [
-        (
-            f"<think>so so</think>A {LOOK} and then B {SEND} C",
-            None,
-            [THOUGHT, ("text", "A"), LOOKED, ("text", " and then B"), SENT, ("text", " C")],
-        ),
-        (f"{LOOK}{SEND}", None, [LOOKED, SENT]),
-        (f"{SEND} <tool_call> is a tag {LOOK}", None, [SENT, ("text", " <tool_call> is a tag"), LOOKED]),
-        (f"A X{LOOK}Q", "XYZ", [("text", "A X"), LOOKED, ("text", "Q")]),
-        (f"A X{LOOK}YZ end", "XYZ", [("text", "A X"), LOOKED, ("text", "YZ end")]),
-        (f"A {LOOK} B XYZ {SEND}", "XYZ", [("text", "A"), LOOKED, ("text", " B ")]),
-    ],
-)
-async def test_parts_come_in_their_order(served: Served, api: Any, said: str, stop: str | None, shown: Shown) -> None:
-    if api is of_responses and stop is not None and "XYZ" in said:
-        said, shown = said.replace("XYZ ", ""), [*shown[:-1], ("text", " B"), SENT]  # this API has no stop strings
-    for parts in await api(served, said, stop):
-        assert parts == shown
+async def test_parts_come_in_their_order(served: Served, api: Any) -> None:
+    for said, stop, shown in ORDERS:
+        if api is of_responses and stop is not None and "XYZ" in said:  # this API has no stop strings
+            asked, wanted = said.replace("XYZ ", ""), [*shown[:-1], ("text", " B"), SENT]
+        else:
+            asked, wanted = said, shown
+        for parts in await api(served, asked, stop):
+            assert parts == wanted, asked
 
 
 async def test_scores_that_a_response_does_not_show_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,28 +162,35 @@ async def test_scores_that_a_response_does_not_show_are_not_held(monkeypatch: py
     assert left["<"] < left["s"] / 4
 
 
+THOUGHTS = ["", "<think>so so</think>", "<think>\n\n</think>\n\n", "<think>so</think>\n\n"]
+
+
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("thought", ["", "<think>so so</think>", "<think>\n\n</think>\n\n", "<think>so</think>\n\n"])
 @pytest.mark.parametrize(
-    ("tool", "said"),
+    ("tool", "texts"),
     [
-        ("llama3", '{"parameters": {"a": 1, "b": "a long value"}, "x": 2}'),
-        ("llama3", '{"x": 1} ok'),
-        ("mistral", "[1, 2] ok"),
-        ("pythonic", "[1, 2, 3]"),
-        ("hermes", "<tool is a tag"),
-        ("hermes", "\N{GRINNING FACE} hi"),
-        ("", "Yes."),
+        ("llama3", ['{"parameters": {"a": 1, "b": "a long value"}, "x": 2}', '{"x": 1} ok']),
+        ("mistral", ["[1, 2] ok"]),
+        ("pythonic", ["[1, 2, 3]"]),
+        ("hermes", ["<tool is a tag", "\N{GRINNING FACE} hi"]),
+        ("", ["Yes."]),
     ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-async def test_a_text_has_the_scores_of_its_own_tokens(tool: str, said: str, thought: str, step: int) -> None:
+async def test_a_text_has_the_scores_of_its_own_tokens(tool: str, texts: list[str], step: int) -> None:
     async with reasoning(LAST + "{% if tools and false %} {% endif %}", tool=tool, step=step) as served:
-        body: Json = {"model": "tiny", "input": thought + said, "include": ["message.output_text.logprobs"]}
-        body |= {"tools": functions()} if tool else {}
-        whole = (await served.http.post("/v1/responses", json=body)).json()
-        events = await served.typed_events("/v1/responses", body)
+        for said in texts:
+            for thought in THOUGHTS:
+                await check_scores(served, tool, thought, said)
+
+
+async def check_scores(served: Served, tool: str, thought: str, said: str) -> None:
+    body: Json = {"model": "tiny", "input": thought + said, "include": ["message.output_text.logprobs"]}
+    body |= {"tools": functions()} if tool else {}
+    whole = (await served.http.post("/v1/responses", json=body)).json()
+    events = await served.typed_events("/v1/responses", body)
     (part,) = whole["output"][-1]["content"]
-    assert part["text"] == said
+    assert part["text"] == said, thought
     assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == said
     assert events[-1]["response"]["output"][-1]["content"] == [part]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]

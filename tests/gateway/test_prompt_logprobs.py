@@ -13,6 +13,7 @@ from tests.gateway.conftest import Served
 from tests.gateway.test_completions import chat, complete, submitted
 from tests.gateway.test_errors import error_of
 from tests.gateway.test_streams import pair
+from tests.support.for_each import for_each
 
 __all__ = ["pair"]
 
@@ -80,7 +81,7 @@ async def test_a_prompt_of_one_token_has_none(served: Served) -> None:
     assert choice["prompt_logprobs"] == [None]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         {"prompt_logprobs": 21},

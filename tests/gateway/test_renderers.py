@@ -287,7 +287,7 @@ async def test_the_one_that_forks_them_is_replaced_if_it_is_stuck(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts no process, and tells of none that it has ended."""
-    monkeypatch.setattr(render_parent, "STUCK_SECONDS", 10.0)
+    monkeypatch.setattr(render_parent, "STUCK_SECONDS", 4.0)
     async with rendering() as renderers, asyncio.timeout(PATIENCE_S):
         await rendered(renderers, SAYS, HELLO)
         (parent,), (child,) = parents(), children()

@@ -17,6 +17,7 @@ from testbed.fake_services import TEMPLATE, fake_services
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.test_renderers import HELLO, children, rendering
+from tests.support.for_each import for_each
 
 SAYS = [{"role": "user", "content": "Hi"}]
 ENDLESS = (
@@ -74,7 +75,7 @@ async def test_an_adapter_cannot_permit_it_for_itself(served: Served) -> None:
     assert (await ask(served, "x", model="legal")).status_code == 400
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "why"),
     [
         ("{% for %}", "chat_template: the chat template cannot be parsed"),

@@ -17,6 +17,7 @@ from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Heard, Served, hear_nothing, serve
 from tests.gateway.test_reasoning import reasoning
+from tests.support.for_each import for_each
 
 Json = dict[str, Any]
 
@@ -328,7 +329,7 @@ def test_a_wrong_item_is_named(said: Any, field: str) -> None:
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "field"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -14,7 +14,7 @@ import pytest
 from motet.errors import AdapterFetchFailed
 from testbed.cut_connection import Cut, CutConnection
 from testbed.fake_services import FakeServices, fake_services
-from tests.gateway.conftest import Served, serve
+from tests.gateway.conftest import Served, eventually, serve
 
 Heard = Callable[[], None]
 """Called with each event of a stream."""
@@ -81,6 +81,20 @@ async def fails(client: str, url: str, heard: Heard = nothing) -> None:
         await CLIENTS[client](url, heard)
 
 
+AT_ONCE = {"hold_seconds": 0.02, "keep_alive_seconds": 0.02}
+"""A stream begins, and what has passed its deadline ends, soon."""
+
+
+async def fails_at_its_deadline(client: str, served: Served, after: Callable[[], object]) -> None:
+    failing = asyncio.create_task(fails(client, served.url))
+    await eventually(after)
+    assert not failing.done()
+    while not failing.done():  # its last token may come only now, and begins the deadline anew
+        served.pass_the_deadline()
+        await asyncio.sleep(0.05)
+    await failing
+
+
 async def test_an_undisturbed_stream_says_why_it_has_ended(served: Served, client: str) -> None:
     assert await CLIENTS[client](served.url, nothing) == ENDS[client]
 
@@ -106,26 +120,28 @@ def after(end: bytes, more: int = 0) -> Callable[[bytes], int | None]:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-@pytest.mark.parametrize(
-    "at",
-    [lambda _: 0, after(b"HTTP/1.1 200"), after(b"\r\n\r\n"), after(b"\n\n"), after(b"\n\n", 20)],
-    ids=["before the headers", "within the headers", "before an event", "between events", "within an event"],
-)
-async def test_a_connection_that_breaks_is_an_error(
-    cluster: FakeServices, client: str, at: Callable[[bytes], int | None], reset: bool
-) -> None:
+async def test_a_connection_that_breaks_is_an_error(cluster: FakeServices, client: str, reset: bool) -> None:
     cluster.runners[0].step_seconds = 0.002
-    async with serve(cluster) as served, cut_connection(served, Cut(at, reset=reset)) as url:
-        await fails(client, url)
+    async with serve(cluster) as served:
+        for at in (
+            lambda _: 0,
+            after(b"HTTP/1.1 200"),
+            after(b"\r\n\r\n"),
+            after(b"\n\n"),
+            after(b"\n\n", 20),
+        ):  # before and within the headers; before, between and within events
+            async with cut_connection(served, Cut(at, reset=reset)) as url:
+                await fails(client, url)
 
 
 @pytest.mark.parametrize("tokens", [0, 5], ids=["before its first token", "in the middle"])
 async def test_a_runner_that_dies_without_another_one_is_an_error(
     cluster: FakeServices, client: str, tokens: int
 ) -> None:
-    cluster.runners[0].dies_after = tokens
-    async with serve(cluster, deadline_seconds=1.0) as served:
-        await fails(client, served.url)
+    runner = cluster.runners[0]
+    runner.dies_after = tokens
+    async with serve(cluster, **AT_ONCE) as served:
+        await fails_at_its_deadline(client, served, lambda: runner.stack is None)
 
 
 async def test_a_runner_that_dies_beside_another_one_is_not_seen(client: str) -> None:
@@ -144,8 +160,8 @@ async def test_a_request_that_fails_in_the_middle_is_an_error(served: Served, cl
 
 async def test_a_runner_that_says_nothing_is_an_error(cluster: FakeServices, client: str) -> None:
     cluster.runners[0].silent = True
-    async with serve(cluster, deadline_seconds=1.0, keep_alive_seconds=0.1) as served:
-        await fails(client, served.url)
+    async with serve(cluster, **AT_ONCE) as served:
+        await fails_at_its_deadline(client, served, lambda: cluster.runners[0].submits)
 
 
 async def test_a_gateway_that_stops_is_an_error(cluster: FakeServices, client: str) -> None:

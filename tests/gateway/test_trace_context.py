@@ -2,11 +2,11 @@
 
 import asyncio
 
-import pytest
 from structlog.testing import capture_logs
 
 from motet.trace_context import traceparent_of
 from tests.gateway.conftest import Served, eventually
+from tests.support.for_each import for_each
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{PARENT}-01"
@@ -29,7 +29,7 @@ async def test_a_trace_reaches_the_runner_and_what_is_said_of_the_request(served
     assert (await served.http.get(f"/motet/requests/{plain.headers['x-motet-request']}")).json()["trace"] is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "headers",
     [
         (),

@@ -495,7 +495,7 @@ class SharedCache(RuleBasedStateMachine):
 
 
 TestSharedCache = SharedCache.TestCase
-TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSharedCache.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 class Told:

@@ -502,7 +502,7 @@ def test_small_fetches_pass_a_large_one_that_waits_for_a_slow_one_and_never_dela
     assert grants(told.tell(told.policy.answered, evict.number, None)) == [large], "although small ones are under way"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
 def test_fetches_that_ask_several_times_all_end_in_any_order_within_the_limit(
     grows: list[list[int]], random: Random

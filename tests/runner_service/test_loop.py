@@ -660,7 +660,7 @@ COMMANDS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(COMMANDS)
 def test_after_any_messages_every_placement_ends_once_and_misses_no_token(commands):
     engine = FakeEngine(pages=12, max_sequences=3)

@@ -26,6 +26,7 @@ from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from motet_simulator.fake_engine import FakeEngine
+from tests.support.given_settings import given
 from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
 
@@ -137,9 +138,9 @@ async def in_process_runner(
     if not model.exists():
         write_model(model)
     listen = f"unix:{folder}/{instance}.sock"
-    own = Settings(model_uri=model.as_uri(), instance=instance, listen=listen, pool="default/demo", **settings)
-    process = ProcessSettings(data_dir=folder / "data", time_scale=time_scale)
-    addresses = Addresses(scheduler_address=scheduler, supervisor_address=supervisor)
+    own = given(Settings)(model_uri=model.as_uri(), instance=instance, listen=listen, pool="default/demo", **settings)
+    process = given(ProcessSettings)(data_dir=folder / "data", time_scale=time_scale)
+    addresses = given(Addresses)(scheduler_address=scheduler, supervisor_address=supervisor)
 
     def make() -> tuple[RunnerService, EngineClient]:
         host: EngineClient

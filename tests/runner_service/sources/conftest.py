@@ -13,6 +13,7 @@ from motet_runner.sources import process_pool
 from motet_runner.sources.source_access import Sources
 from tests.support.adapter_fetches import Fetcher
 from tests.support.forked_fetches import forking_asyncio
+from tests.support.given_settings import given
 from tests.support.in_process_runner import write_adapter
 from tests.support.registry_server import registry_server
 from tests.support.s3_server import s3_server
@@ -38,9 +39,9 @@ class FetchSetup:
 
     @property
     def sources(self) -> Sources:
-        process = ProcessSettings(data_dir=self.folder / "data", time_scale=self.scale)
+        process = given(ProcessSettings)(data_dir=self.folder / "data", time_scale=self.scale)
         self.registry = CollectorRegistry()
-        return Sources(Settings(**self.settings), process, self.registry)
+        return Sources(given(Settings)(**self.settings), process, self.registry)
 
     @property
     def fetcher(self) -> Fetcher:
