@@ -59,10 +59,12 @@ class _Process:
         return self._process.poll()
 
     async def wait(self) -> int:
-        while (code := self._process.poll()) is None:
-            await asyncio.sleep(0.002)
-        for one in (self.stdin, self._said):
-            one.close()
+        try:
+            while (code := self._process.poll()) is None:
+                await asyncio.sleep(0.002)
+        finally:
+            for one in (self.stdin, self._said):
+                one.close()
         return code
 
     def kill(self) -> None:

@@ -1,7 +1,8 @@
 """Settings without those of the environment: to look there for each field was a seventh of a small test."""
 
 import functools
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
@@ -16,6 +17,15 @@ class _OnlyGiven:
         return (init_settings,)
 
 
+def given(settings: type[Made]) -> Callable[..., Made]:
+    def make(**values: Any) -> Made:
+        made = _only_given(settings)(**values)
+        object.__setattr__(made, "__class__", settings)  # it may be pickled
+        return made
+
+    return make
+
+
 @functools.cache
-def given(settings: type[Made]) -> type[Made]:
-    return type(settings.__name__, (_OnlyGiven, settings), {"__module__": __name__})
+def _only_given(settings: type[Made]) -> type[Made]:
+    return type(settings.__name__, (_OnlyGiven, settings), {})
