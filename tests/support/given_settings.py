@@ -19,7 +19,7 @@ class _OnlyGiven:
 
 def given(settings: type[Made]) -> Callable[..., Made]:
     def make(**values: Any) -> Made:
-        made = _only_given(settings)(**values)
+        made: Made = _only_given(settings)(**values)
         object.__setattr__(made, "__class__", settings)  # it may be pickled
         return made
 
