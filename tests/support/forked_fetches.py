@@ -59,12 +59,10 @@ class _Process:
         return self._process.poll()
 
     async def wait(self) -> int:
-        try:
-            while (code := self._process.poll()) is None:
-                await asyncio.sleep(0.002)
-        finally:
-            for one in (self.stdin, self._said):
-                one.close()
+        while (code := self._process.poll()) is None:  # who waits for its end or for room stops waiting for its end
+            await asyncio.sleep(0.002)
+        for one in (self.stdin, self._said):
+            one.close()
         return code
 
     def kill(self) -> None:
