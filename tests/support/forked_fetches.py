@@ -18,6 +18,7 @@ from testbed.fork_server import ForkedProcess, ForkServer
 
 # Without the hub's library: it reads the environment when it is imported.
 NEEDS = [f"motet_runner.sources.{name}" for name in ("oci_artifact", "s3_folder", "web_folder", "web_requests")]
+NOWHERE = Path(os.devnull).open("wb")  # noqa: SIM115 - as long as this process
 SERVER = ForkServer([fetch_process.__name__], also=NEEDS)
 atexit.register(SERVER.close)
 
@@ -27,10 +28,9 @@ async def start(*command: str, env: Mapping[str, str], limit: int, **pipes: Any)
     if not SERVER.can_start(command, env, None):  # a test has a program of its own
         return await asyncio.create_subprocess_exec(*command, env=env, limit=limit, **pipes)
     (ours, stdin), (stdout, theirs) = socket.socketpair(), socket.socketpair()
-    with stdin, theirs, Path(os.devnull).open("wb") as nowhere:
-        process = SERVER.start(
-            command[-1], env=env, output=theirs.fileno(), stdin=stdin.fileno(), errors=nowhere.fileno()
-        )
+    with stdin, theirs:
+        given = {"output": theirs.fileno(), "stdin": stdin.fileno(), "errors": NOWHERE.fileno()}
+        process = SERVER.start(command[-1], env=env, **given)
     _, writer = await asyncio.open_connection(sock=ours)
     reader, said = await asyncio.open_connection(sock=stdout, limit=limit)
     return _Process(process, writer, reader, said)
