@@ -29,8 +29,9 @@ async def start(*command: str, env: Mapping[str, str], limit: int, **pipes: Any)
         return await asyncio.create_subprocess_exec(*command, env=env, limit=limit, **pipes)
     (ours, stdin), (stdout, theirs) = socket.socketpair(), socket.socketpair()
     with stdin, theirs:
-        given = {"output": theirs.fileno(), "stdin": stdin.fileno(), "errors": NOWHERE.fileno()}
-        process = SERVER.start(command[-1], env=env, **given)
+        process = SERVER.start(
+            command[-1], env=env, output=theirs.fileno(), stdin=stdin.fileno(), errors=NOWHERE.fileno()
+        )
     _, writer = await asyncio.open_connection(sock=ours)
     reader, said = await asyncio.open_connection(sock=stdout, limit=limit)
     return _Process(process, writer, reader, said)
