@@ -29,17 +29,22 @@ Model = Annotated[
 Name = Annotated[str, typer.Argument(metavar="[NS/]NAME", help="The name of a LoRAAdapter.")]
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", metavar="NS", help="Its namespace: the tenant.", show_default="default"),
+    typer.Option("--namespace", "-n", metavar="NS", help="Its namespace: the tenant. Default: default."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def named(name: str, namespace: str | None, field: str = "NAME") -> tuple[str, str]:
     """Namespace and name. `adapter ls` and clients write them together."""
+    from motet_cli.pushed_adapters import name_of
+
     within, slash, own = name.rpartition("/")
-    if slash and namespace not in (None, within):
+    if not slash:
+        return "default" if namespace is None else namespace, own
+    if namespace not in (None, within):
         raise SetupError(f"{field} {name!r} and --namespace {namespace!r} name two namespaces. Remove one of them.")
-    return within if slash else "default" if namespace is None else namespace, own
+    name_of(within, own, given_as=field, namespace_as=field)
+    return within, own
 
 
 @app.command()

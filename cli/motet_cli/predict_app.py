@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from motet_cli.options import DataDir
+from motet_simulator.lines import MAX_TOKENS
 
 app = typer.Typer(
     name="predict",
@@ -59,7 +60,9 @@ def try_(  # noqa: PLR0917 - typer calls it by name
         str, typer.Option("--adapter", metavar="NAME", help="The model: an adapter's name, tenant/name, or a base.")
     ],
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAMESPACE", help="Who asks.")] = "default",
-    max_tokens: Annotated[int, typer.Option(min=0, help="The longest answer; 0: as long as the model allows.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, max=MAX_TOKENS, help="The longest answer; 0: as long as the model allows.")
+    ] = 0,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="How the answer would be sampled.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:

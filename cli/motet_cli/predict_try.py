@@ -49,7 +49,7 @@ def try_(
         ids, words = prompt_text.tokens, dict(zip(prompt_text.tokens, prompt_text.token_strs, strict=True))
         card = _card(client, adapter)
         base_digest = (card if card.parent is None else _card(client, card.parent)).digest or ""
-        name = full_name(card, adapter, read_status(layout).get("adapters", []))
+    name = full_name(card, adapter, read_status(layout).get("adapters", []))
     limit = max_tokens or max(1, prompt_text.max_model_len - len(ids))
     made = _features(read(Settings).features_key_file or layout.data / FEATURES_KEY_FILE)
     numbers = (1, round(4 * temperature), 0, limit.bit_length())

@@ -133,4 +133,4 @@ def _is_in(line: Json, others: Iterable[Json]) -> bool:
 
 def _row(line: Json) -> tuple[str, ...]:
     lasted = f"{line['lasted']:.3f} s" if line["lasted"] >= MIN_SHOWN_SECONDS else ""
-    return (f"{line['seconds']:.3f} s", lasted, line["by"], visible(line["event"]), visible(line["detail"]))
+    return (f"{line['seconds']:.3f} s", lasted, visible(line["by"]), visible(line["event"]), visible(line["detail"]))

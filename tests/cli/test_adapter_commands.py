@@ -132,12 +132,16 @@ def test_an_unknown_name_gets_the_nearest_one(stack: StandingStack) -> None:
         (("acme/pirate", None), ("acme", "pirate")),
         (("acme/pirate", "acme"), ("acme", "pirate")),
         (("pirate", ""), ("", "pirate")),
-        (("/pirate", None), ("", "pirate")),
-        (("a/b/pirate", None), ("a/b", "pirate")),  # no namespace: the command refuses it by its field
     ],
 )
 def test_a_name_may_be_written_as_it_is_listed(given: tuple[str, str | None], expected: tuple[str, str]) -> None:
     assert named(*given) == expected
+
+
+@pytest.mark.parametrize("given", ["/pirate", "a/b/pirate", "Acme/pirate", "acme/Pirate", "acme/"])
+def test_a_part_of_a_name_that_is_none_is_refused_by_the_names_field(given: str) -> None:
+    with pytest.raises(SetupError, match=r"^--as: must be a DNS label"):
+        named(given, None, "--as")
 
 
 @pytest.mark.parametrize("command", ["show", "rollback", "rm"])

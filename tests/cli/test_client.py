@@ -89,6 +89,18 @@ def test_a_command_that_says_nothing_or_too_much_is_a_failure(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"name": "acme/desk"}, "--as acme/desk"),
+        ({"name": "desk", "namespace": "acme"}, "--as desk --namespace acme"),
+    ],
+)
+def test_a_name_may_have_its_namespace(given: dict[str, str], options: str, tmp_path: Path) -> None:
+    """As `Published.name` has it."""
+    assert f" {tmp_path} {options} " in client.Publication(**given).command(tmp_path).replace("=", " ")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "model", [SimpleNamespace(), SimpleNamespace(peft_config={}, active_adapter="default"),
               SimpleNamespace(peft_config={"a": 1, "b": 1}, active_adapter=["a", "b"])]
 )  # fmt: skip

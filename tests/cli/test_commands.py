@@ -284,7 +284,18 @@ def test_chat_with_something_else_at_the_url_says_so(
     assert "Is a gateway of Motet at this URL? Name one with --url." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["<html>", "[]", "{}", "", '{"choices": []}', '{"choices": 3}'])
+def why_document(**line: object) -> str:
+    """Of a request with one line in its timeline"""
+    timeline = [{"seconds": 0.0, "lasted": 0.1, "by": "gateway", "event": "received", "detail": ""} | line]
+    names = ("http_id", "model", "status", "gateway", "scheduler", "first_token_seconds")
+    document = dict.fromkeys(names) | {"id": "x", "tenant": "acme", "seconds": 1.0, "ended": True}
+    return json.dumps(document | {"timeline": timeline, "choices": []})
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["<html>", "[]", "{}", "", '{"choices": []}', '{"choices": 3}', why_document(by=3), why_document(event=None)],
+)
 def test_why_with_something_else_at_the_url_says_so(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoGateway, "said", said)
     refusal = pytest.raises(SetupError, match=r"Is a gateway of Motet at this URL\? Name one with --url\.")
@@ -432,6 +443,23 @@ def test_a_piped_chat_ends_with_its_input_and_reports_refusals(
         done = motet("chat", "any", "--url", url, typed=typed)
     assert (done.returncode, done.stdout) == (status, printed)
     assert done.stderr.count("We do not answer [/x] \\x1b[2J no") == refused
+
+
+class Wrong(Listing):
+    content = ""
+
+    def do_POST(self) -> None:
+        self._answer("text/event-stream", 'data: {"choices": [{"delta": {"content": %s}}]}\n\n' % self.content)  # noqa: UP031
+
+
+@pytest.mark.parametrize("content", ["5", "[]", '["a"]', '"\\ud800"'])
+def test_a_piece_that_is_no_text_is_not_an_answer(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wrong, "content", content)
+    with serving(Wrong) as url:
+        done = motet("chat", "any", "--url", url, "-m", "hello")
+    assert done.returncode == 1
+    assert "Is a gateway of Motet at this URL? Name one with --url." in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_data_dir_follows_the_xdg_rules(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""How long the local operator rests after it has looked at thousands of adapters: each of its three looks takes a small
-part of a core, as far as its longest pause allows. Pure."""
+"""The pauses of the local operator, which looks at manifests and folders again and again, and makes rounds: with
+thousands of adapters each of the three takes a small part of a core, as far as its longest pause allows. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Pause:
     times: float
-    """Times the length of a look"""
+    """Times the length of what it follows"""
     max_seconds: float
 
     def after(self, cpu_seconds: float) -> float:

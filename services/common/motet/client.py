@@ -67,7 +67,8 @@ class Publication:
     """How an adapter is published: what the options of `motet adapter push` say."""
 
     name: str
-    namespace: str = "default"
+    namespace: str | None = None
+    """Default: `default`, if the name has none (`namespace/name`)."""
     base_model: str | None = None
     data_dir: str | Path | None = None
     to: str | None = None
@@ -83,7 +84,8 @@ class Publication:
         check, pushed, error = (said.get(part) or {} for part in ("check", "pushed", "error"))
         if done.returncode != 0 or not pushed:
             reason = next((of["message"] for of in (check, pushed, error) if of.get("message")), _end_of(done.stderr))
-            raise PublishFailed(f"{self.namespace}/{self.name} is not published: {reason}")
+            name = self.name if "/" in self.name else f"{self.namespace or 'default'}/{self.name}"
+            raise PublishFailed(f"{name} is not published: {reason}")
         return Published(
             f"{pushed['namespace']}/{pushed['name']}",
             pushed["digest"],

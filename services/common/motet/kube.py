@@ -25,8 +25,8 @@ KubeObject = dict[str, Any]
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404, 409, 422, 429
 
 AUDIT_ID = "Audit-Id"
-"""A header of all that the API server answers. Of a path that it does not serve, such as that of a kind whose
-definition is deleted, it says no more than any server in Go would: `404 page not found`, without a Status."""
+"""A header of all that the API server answers. A 404 without it may be a proxy's: of a path that it does not serve,
+such as that of a kind whose definition is deleted, the server says what any in Go would (`404 page not found`)."""
 
 
 class ApiError(Exception):
@@ -167,8 +167,8 @@ class ApiConnection:
             if status < 300:  # a page of a proxy, say: taken for a list, it would say that nothing exists
                 raise Unreachable(f"the API server answers {status} without an object: {said}")
             parsed = {"message": said}
-        if status == NOT_FOUND and parsed.get("kind") != "Status" and AUDIT_ID not in response.headers:
-            raise Unreachable(f"the API server answers {status} without a Status, as a proxy does: {said}")
+        if status == NOT_FOUND and AUDIT_ID not in response.headers:
+            raise Unreachable(f"{status}, and not of the API server, whose answers have an {AUDIT_ID}: {said}")
         return ApiResponse(status, parsed, response.headers.get("Retry-After") or "")
 
     async def _connected(self, configuration: "Configuration") -> "RESTClientObject":

@@ -20,7 +20,7 @@ from motet_gateway.answers.conversation import Conversation
 from motet_gateway.answers.messages import errors as messages_errors
 from motet_gateway.answers.messages.api import message_prompts
 from motet_gateway.answers.messages.body import CountedMessages
-from motet_gateway.answers.prompts import Tokenising
+from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising
 from motet_gateway.asset_searches import Owner
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.errors import ClientGone
@@ -111,7 +111,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     async def tokens_of(body: TokenizeBody, caller: Caller) -> Response:
         target, text = await text_of(body.model, caller)
         tokens = await counted(body, target, text, caller.tenant)
-        longest = target.group.max_model_length or text.context_length
+        longest = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         content: dict[str, Any] = {"count": len(tokens), "max_model_len": longest}
         strings = bool(body.return_token_strs)
         answer = partial(_counted_response, content, tokens, text, strings=strings)
