@@ -20,6 +20,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
 @pytest.mark.parametrize(
     ("name", "how"),
     [
+        ("engine", f"{ENGINE} --cases kept"),
         ("gateway", "--requests=32"),
         ("scheduler", "--decisions=20 --scans=5 --many-runners=20 --many-queued=500"),
         *(
@@ -27,7 +28,6 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
             for one in (
                 ("adapters", ADAPTERS),
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
-                ("engine", f"{ENGINE} --cases kept"),
                 ("engine", ENGINE),
                 ("gemm", "--rows=1 --bytes=1000"),
                 ("host", "--steps=2"),

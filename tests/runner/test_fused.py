@@ -79,8 +79,8 @@ class Tap:
 
 def save(name: str, folder: Path) -> Path:
     """A base whose norms and biases are not those of an untrained model."""
-    torch.manual_seed(1)
     base = save_base("llama", folder, config=CONFIGS[name])
+    torch.manual_seed(1)  # a model that was made before leaves the generator as it was
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
         for path, parameter in model.named_parameters():

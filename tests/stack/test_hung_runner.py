@@ -56,11 +56,8 @@ def longest_silence(answer: StreamedAnswer) -> float:
     return max(later - earlier for earlier, later in pairwise(answer.arrivals))
 
 
-# A service that stands still: also in test_seeded_causes.py. A device that is lost: also in tests/runner_service.
-@pytest.mark.parametrize(
-    "part",
-    ["engine", pytest.param("service", marks=pytest.mark.soak), pytest.param("device", marks=pytest.mark.soak)],
-)
+# A device that is lost: also in tests/runner_service.
+@pytest.mark.parametrize("part", ["engine", "service", pytest.param("device", marks=pytest.mark.soak)])
 async def test_a_runner_that_stands_still_is_replaced_and_its_streams_continue_elsewhere(
     deployed: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:

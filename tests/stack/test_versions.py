@@ -35,8 +35,13 @@ async def test_row_45_runners_of_each_version_serve_beside_services_of_the_other
     assert_no_service_complains(pods)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("others_are_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
+@pytest.mark.parametrize(
+    "others_are_old",
+    [
+        pytest.param(False, id="beside-this-version"),
+        pytest.param(True, id="beside-the-version-before", marks=pytest.mark.soak),
+    ],
+)
 async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_each_other(
     tmp_path: Path, before: Path, others_are_old: bool
 ) -> None:

@@ -32,8 +32,14 @@ async def start(*command: str, env: Mapping[str, str], limit: int, **pipes: Any)
         process = SERVER.start(
             command[-1], env=env, output=theirs.fileno(), stdin=stdin.fileno(), errors=NOWHERE.fileno()
         )
-    _, writer = await asyncio.open_connection(sock=ours)
-    reader, said = await asyncio.open_connection(sock=stdout, limit=limit)
+    try:
+        _, writer = await asyncio.open_connection(sock=ours)
+        reader, said = await asyncio.open_connection(sock=stdout, limit=limit)
+    except BaseException:  # a fetch that nobody wants any more
+        process.kill()
+        for one in (ours, stdout):
+            one.close()
+        raise
     return _Process(process, writer, reader, said)
 
 

@@ -126,10 +126,12 @@ def new_release(cluster: Cluster) -> Iterator[Release]:
     strict = {"pod-security.kubernetes.io/enforce": "restricted"}
     for name in (made.system, *made.pools):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": strict}})
-    yield made
-    with contextlib.suppress(CommandRefused):
-        cluster.helm("uninstall", made.name, f"--namespace={made.system}")
-    cluster.kubectl("delete", "namespace", made.system, *made.pools, "--wait=false")
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(CommandRefused):
+            cluster.helm("uninstall", made.name, f"--namespace={made.system}")
+        cluster.kubectl("delete", "namespace", made.system, *made.pools, "--wait=false")
 
 
 @pytest.fixture(scope="module")

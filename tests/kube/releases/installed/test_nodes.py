@@ -50,9 +50,9 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
         assert evictions[-1] in (201, 404), "and then no longer; or it was gone by then"
 
 
-# A runner that nobody reaches, and one that dies: also in test_cuts.py and test_outages.py.
-@pytest.mark.soak
-@pytest.mark.parametrize("by", ["a person", pytest.param("Kubernetes", marks=pytest.mark.timeout(1800))])
+@pytest.mark.parametrize(
+    "by", ["a person", pytest.param("Kubernetes", marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
 async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
     product: Product, cluster: Cluster, by: str
 ) -> None:
