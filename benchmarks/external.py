@@ -246,7 +246,7 @@ def measure_suites(given: argparse.Namespace) -> list[Result]:
             found = Path(scratch) / "found.xml"
             command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "--timeout=7200", f"--junit-xml={found}"]
             subprocess.run(
-                [*command, file, "-k", f"{which}{without}"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False
+                [*command, file, "-k", f"({which}){without}"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False
             )
             failed, passed = outcomes(found.read_text()) if found.exists() else (0, 0)
         print(f"{name}: {passed} tests passed", flush=True)
