@@ -583,7 +583,7 @@ class RandomEvents(RuleBasedStateMachine):
 
 
 RandomEvents.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -18,8 +18,9 @@ from motet_runner.thread_environment import THREAD_ENVIRONMENT
 STOP_SECONDS = 0.5
 """How long an engine may take to end before it is killed. An engine has nothing to save."""
 
-REASON_SECONDS = 0.2
-"""How long to wait for the status of an engine whose connection is closed. Its requests wait meanwhile, too."""
+REASON_SECONDS = 1.0
+"""How long to wait for the status of an engine whose connection is closed: it ends soon, a busy machine needs longer. Its
+requests wait meanwhile, too."""
 
 BUFFER_BYTES = 1 << 18
 
