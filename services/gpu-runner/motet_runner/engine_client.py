@@ -19,7 +19,7 @@ STOP_SECONDS = 0.5
 """How long an engine may take to end before it is killed. An engine has nothing to save."""
 
 REASON_SECONDS = 1.0
-"""How long to wait for the status of an engine whose connection is closed: it ends soon, a busy machine needs longer. Its
+"""How long to wait for the status of an engine whose connection is closed. It ends soon, but not on a busy machine. Its
 requests wait meanwhile, too."""
 
 BUFFER_BYTES = 1 << 18
