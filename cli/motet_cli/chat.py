@@ -139,9 +139,9 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 event = json.loads(data)
                 if "error" in event:
                     raise GatewayRefused(event["error"].get("message", "the stream ended with an error"))
-                pieces = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-                pieces.encode()  # what JSON writes as a half of a character is none
-            yield pieces
+                piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                piece.encode()  # what JSON writes as a half of a character is none
+            yield piece
     raise GatewayRefused(f"the answer ended without [DONE]. {NAME_ONE}")
 
 

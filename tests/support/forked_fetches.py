@@ -66,7 +66,7 @@ class _Process:
         return self._process.poll()
 
     async def wait(self) -> int:
-        while (code := self._process.poll()) is None:  # who waits for its end or for room stops waiting for its end
+        while (code := self._process.poll()) is None:
             await asyncio.sleep(0.002)
         for one in (self.stdin, self._said):
             one.close()
