@@ -22,8 +22,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers
 from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
 from motet_runner.adapters import check_process, check_processes
 from motet_runner.adapters.certification import Certification, EngineLimits, certify
-from motet_runner.adapters.check_process import LOWEST_PRIORITY, decoded, encoded
-from motet_runner.adapters.check_processes import CheckProcesses
+from motet_runner.adapters.check_process import decoded, encoded
+from motet_runner.adapters.check_processes import LOWEST_PRIORITY, CheckProcesses
 from motet_simulator.fake_engine import FakeEngine
 from tests.common.waiting import until
 from tests.support.in_process_runner import write_adapter
@@ -306,6 +306,24 @@ def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path
     assert [one.layout.file.parent for one in checked] == folders
     assert 1 <= len(children()) <= 4
     assert {os.getpriority(os.PRIO_PROCESS, int(child.name)) for child in children()} == {LOWEST_PRIORITY}
+
+
+async def test_a_long_check_yields_at_each_alarm(processes, adapter, tmp_path):
+    """Mutation: what runs beside it waits for the next tick, each time that the check runs."""
+    processes.check(adapter)
+    (process,) = children()
+    status = Path("/proc", fork_of(process), "status")
+    with ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(processes.check, with_slow_pattern(tmp_path / "slow"))
+        await until(lambda: refused.done() or handles(signal.SIGALRM, status))
+        assert not refused.done()
+        with pytest.raises(AdapterIncompatible):
+            refused.result()
+
+
+def handles(number: signal.Signals, status: Path) -> bool:
+    caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_short_checks_at_once_take_turns_in_one_process(processes, tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
 """`python -m motet_runner.adapters.check_process CPU_SECONDS MEMORY_BYTES`: checks adapters outside of the service.
 
 A tenant's JSON, patterns and numbers may take long and much memory, and nothing in a process can stop a parser. So
-adapters are checked in a fork of this process, at low priority and without sockets, and the kernel limits its memory,
-and its CPU time for each. To fork takes as long as a usual check, so one fork checks many, until it refuses one.
+adapters are checked in a fork of this process, without sockets, and the kernel limits its memory, and its CPU time for
+each. To fork takes as long as a usual check, so one fork checks many, until it refuses one.
 
 On stdin: what the engine serves, then the folders, each in a line of JSON with whether only the weights' size counts.
 On stdout, for each folder: the fork's exit status and the length of what it has said, then that, as `encoded` makes it.
@@ -25,14 +25,13 @@ with without_collections(__name__):
     import orjson
     import structlog
 
-    from motet.confined import address_space, confine, without_sockets
+    from motet.confined import address_space, confine, without_sockets, yielding_often
     from motet.errors import AdapterIncompatible, Internal
     from motet_runner.adapters.certification import EngineLimits, certify
     from motet_runner.adapters.peft_config import WEIGHTS_NAME
     from motet_runner.adapters.safetensors_header import check_whole
 
 SAID = struct.Struct("!iI")
-LOWEST_PRIORITY = 19
 OUT_OF_MEMORY = 3
 """The exit status of a fork that may have no more memory."""
 MAX_TRACE_CHARS = 4000
@@ -40,6 +39,8 @@ ANSWER = struct.Struct("!?I")
 """Of a fork: whether it goes on, and the length of what it says"""
 MAX_CHECKS = 100
 """By one fork"""
+QUICK_SECONDS = 0.05
+"""A check that takes longer yields often, because others are served beside it."""
 MAX_GROWN_BYTES = 64 << 20
 """A fork that has grown by more ends: the next check may take all that a check may."""
 
@@ -47,7 +48,6 @@ log = structlog.get_logger(__name__)
 
 
 def main() -> None:
-    os.nice(LOWEST_PRIORITY)
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     limits = EngineLimits.of(orjson.loads(sys.stdin.buffer.readline()))
     fork: _Fork | None = None
@@ -111,7 +111,8 @@ def _check_all(asked: int, answers: int, limits: EngineLimits, cpu_seconds: floa
                     break
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 size_only, folder = orjson.loads(line)
-                found = _found(Path(folder), None if size_only else limits)
+                with yielding_often(QUICK_SECONDS):
+                    found = _found(Path(folder), None if size_only else limits)
                 said = orjson.dumps(found)
                 accepts = not found.keys() & {"refused", "errno", "defect"}
                 del found

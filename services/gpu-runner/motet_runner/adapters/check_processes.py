@@ -1,4 +1,5 @@
-"""The service's part of a check: it starts the processes that check adapters, and reads what they say."""
+"""The service's part of a check: it starts the processes that check adapters, at the lowest priority, and reads what
+they say."""
 
 import os
 import signal
@@ -24,6 +25,7 @@ CPU_SECONDS = 60.0
 """CPU time of one check: a common adapter takes a hundredth of a second, and one of 4 GB some seconds."""
 MEMORY_BYTES = 1 << 30
 """What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
+LOWEST_PRIORITY = 19
 START_SECONDS = 1.0
 """How long a check waits for a process that others use before it starts one: about as long as a start takes, which is
 half a second of CPU time, and usual checks take some hundredths each."""
@@ -175,6 +177,8 @@ class CheckProcesses:
             stdout=subprocess.PIPE,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
         )
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST_PRIORITY)  # before its imports, which take long
         with self._lock:
             self._checking.add(process)
             if self._closed:
