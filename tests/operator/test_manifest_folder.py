@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from motet.resources import names_manifest
+from motet.resources.validation import read_file
 from motet.sources import folder_of
+from motet_operator.local import manifest_folder
 from motet_operator.local.manifest_folder import MISSING, Debouncer, ManifestFolder, absolute_uri, stamp_of
 from motet_operator.local.object_metadata import MetadataFile
 
@@ -38,6 +40,38 @@ def test_files_come_and_go(tmp_path: Path) -> None:
     assert names(folder) == ["a", "b"]
     path.unlink()
     assert names(folder) == ["a"]
+
+
+def test_only_files_that_have_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: one change in a folder of thousands has all of them parsed."""
+    read: list[str] = []
+    monkeypatch.setattr(manifest_folder, "read_file", lambda path: (read.append(path.name), read_file(path))[1])
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
+    paths = [write(tmp_path, name) for name in "abc"]
+    for path in paths:
+        os.utime(path, (0, 0))
+    paths[2].write_text("kind: [")
+
+    def look() -> list[str]:
+        read.clear()
+        folder.read()
+        return sorted(read)
+
+    assert look() == look() == ["a.yaml", "b.yaml", "c.yaml"]  # as they have changed a moment ago
+    monkeypatch.setattr(manifest_folder, "NEW_NS", 0)
+    assert look() == ["a.yaml", "b.yaml", "c.yaml"]
+    assert look() == ["c.yaml"]  # its problems are said again
+    write(tmp_path, "d")
+    text = paths[0].read_text()
+    paths[0].write_text(text.replace("adapters/a", "adapters/z"))
+    os.utime(paths[0], (0, 0))
+    assert look() == ["a.yaml", "c.yaml", "d.yaml"]
+    assert names(folder) == ["a", "b", "d"]
+    assert "adapters/z" in str(folder.read().adapters[0].resource)
+    paths[1].unlink()
+    assert names(folder) == ["a", "d"]
+    folder.recall()
+    assert look() == ["a.yaml", "c.yaml", "d.yaml"]
 
 
 def test_a_file_that_becomes_invalid_keeps_its_last_valid_objects(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ An error never removes a valid object: a file that can no longer be read keeps i
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -32,6 +33,8 @@ from motet.sources import CLAIM, FOLDER
 ObjectKey = tuple[str, str]
 
 MISSING = "missing"
+NEW_NS = 1_000_000_000
+"""A file that changed less than this time ago is read again at the next look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,28 @@ class _Kept:
     resource: Annotated[LoRAAdapter | ServingPool | Namespace, Field(discriminator="kind")]
 
 
+class _Stamp(NamedTuple):
+    """Another one if the file has changed"""
+
+    size: int
+    inode: int
+    modified_ns: int
+    changed_ns: int
+    """Also at a change of permissions"""
+
+    @classmethod
+    def of(cls, file: Path) -> "_Stamp | None":
+        """None if it can't be known. To be taken before the file is read"""
+        with suppress(OSError):
+            status = file.stat()
+            return cls(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        return None
+
+    def is_new(self) -> bool:
+        """The file may change again without another stamp: clocks of file systems make steps."""
+        return time.time_ns() - max(self.modified_ns, self.changed_ns) < NEW_NS
+
+
 _KEPT = TypeAdapter(tuple[_Kept, ...])
 
 
@@ -64,11 +89,13 @@ class ManifestFolder:
         self.path = path
         self._kept = kept
         self._good: dict[Path, tuple[Manifest, ...]] = {}
+        self._seen: dict[Path, _Stamp] = {}
+        """Of the files in `_good` that are not to be read again: there may be thousands, and one changes"""
         self._accepted: dict[ObjectKey, Manifest] = {}
 
     def recall(self) -> DeclaredObjects:
         """Go on from what the last operator accepted of this folder."""
-        self._good, self._accepted = {}, {}
+        self._good, self._seen, self._accepted = {}, {}, {}
         with suppress(OSError, ValidationError):
             for one in _KEPT.validate_json(self._kept.read_bytes()):
                 file = Path(one.file)
@@ -101,12 +128,21 @@ class ManifestFolder:
             problems.append(Problem(ManifestPosition(str(self.path), 1, 1), f"cannot be read: {error.strerror}"))
             files = list(self._good)
         else:
-            self._good = {path: found for path, found in self._good.items() if path in files}
+            before, self._good = self._good, {}
+            seen, self._seen = self._seen, {}
             for path in files:
-                reading = read_file(path)
-                problems += reading.problems
-                if not reading.problems:
-                    self._good[path] = _with_known(self._good.get(path, ()), reading.manifests)
+                known, stamp = before.get(path), _Stamp.of(path)
+                if known is None or stamp is None or stamp != seen.get(path):
+                    reading = read_file(path)
+                    problems += reading.problems
+                    if not reading.problems:
+                        known = _with_known(known or (), reading.manifests)
+                    if reading.problems or (stamp is not None and stamp.is_new()):
+                        stamp = None
+                if known is not None:
+                    self._good[path] = known
+                if stamp is not None:
+                    self._seen[path] = stamp
         self._accepted = self._merge(files, problems)
         return _without_conflicts(self._accepted.values(), problems)
 
