@@ -39,7 +39,7 @@ ANSWER = struct.Struct("!?I")
 """Of a fork: whether it goes on, and the length of what it says"""
 MAX_CHECKS = 100
 """By one fork"""
-QUICK_SECONDS = 0.05
+QUICK_SECONDS = 0.02
 """A check that takes longer yields often, because others are served beside it."""
 MAX_GROWN_BYTES = 64 << 20
 """A fork that has grown by more ends: the next check may take all that a check may."""
