@@ -257,7 +257,8 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
         took, checks = f"{applied:.1f} s, {cpu:.1f} of CPU", f"{baseline:.1f} s, {spent:.1f} of CPU"
         print(f"ready_2000: {took}; as many checks: {checks}", flush=True)
         hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
-        await herd.gaps(None)()
+        await herd.gaps(hostile)()
+        own += [child for one in own if one.is_running() for child in one.children(recursive=True) if child not in own]
         pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
         print(f"gap_checking: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
         return [

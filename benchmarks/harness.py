@@ -15,7 +15,6 @@ A benchmark ends with status 3 when a result misses its target, and with 77 when
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -47,8 +46,8 @@ class OtherLoad:
 
 @contextmanager
 def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLoad]:
-    """Computes the share when the block ends. Not counted are this process, the processes `own`, and children that end
-    within the block and are waited for."""
+    """Computes the share when the block ends. Not counted are this process, the processes `own`, and children of both
+    that end within the block and are waited for."""
     processes = [psutil.Process(), *own]
     foreign = OtherLoad()
     busy, ours, began = _busy_seconds(), seconds_of(processes), time.perf_counter()
@@ -76,8 +75,12 @@ def _busy_seconds() -> float:
 
 
 def seconds_of(processes: Sequence[psutil.Process]) -> float:
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(cpu_seconds(one) for one in processes if one.is_running())
+    return sum(cpu_seconds(one) + _of_ended_children(one) for one in processes if one.is_running())
+
+
+def _of_ended_children(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.children_user + times.children_system)
 
 
 @dataclass(slots=True)
