@@ -308,7 +308,7 @@ def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path
     assert {os.getpriority(os.PRIO_PROCESS, int(child.name)) for child in children()} == {LOWEST_PRIORITY}
 
 
-async def test_a_long_check_yields_at_each_alarm(processes, adapter, tmp_path):
+async def test_a_long_check_pauses_at_each_alarm(processes, adapter, tmp_path):
     """Mutation: what runs beside it waits for the next tick, each time that the check runs."""
     processes.check(adapter)
     (process,) = children()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-YIELD_SECONDS = 0.0005
+PAUSE_SECONDS = 0.0005
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECCOMP = 22
@@ -68,14 +68,15 @@ def without_sockets() -> None:
 
 
 @contextlib.contextmanager
-def yielding_often(after_seconds: float) -> Iterator[None]:
-    """Let others run, each half a millisecond, once `after_seconds` have passed.
+def pausing_often(after_seconds: float) -> Iterator[None]:
+    """Once `after_seconds` have passed, this process sleeps for a moment every half millisecond.
 
     Linux lets also a process of the lowest priority run until the next tick, mostly for 4 ms, whoever waits meanwhile.
-    For an engine beside it, that is half an iteration.
+    For an engine beside it, that is half an iteration. And it leaves two threads of the engine on one processor while
+    such a process keeps another one busy: only where one becomes idle, Linux looks at once who could run there.
     """
-    _yield_at_alarms()
-    signal.setitimer(signal.ITIMER_REAL, after_seconds, YIELD_SECONDS)
+    _sleep_at_alarms()
+    signal.setitimer(signal.ITIMER_REAL, after_seconds, PAUSE_SECONDS)
     try:
         yield
     finally:
@@ -83,11 +84,12 @@ def yielding_often(after_seconds: float) -> Iterator[None]:
 
 
 @cache
-def _yield_at_alarms() -> None:
+def _sleep_at_alarms() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    # A handler of Python's would wait until a long call of a parser ends.
-    libc.signal(signal.SIGALRM, ctypes.cast(libc.sched_yield, ctypes.c_void_p))
+    # A handler of Python's would wait until a long call of a parser ends. This one gets the number of the signal, and
+    # so sleeps for 14 µs.
+    libc.signal(signal.SIGALRM, ctypes.cast(libc.usleep, ctypes.c_void_p))
 
 
 class _Instruction(ctypes.Structure):

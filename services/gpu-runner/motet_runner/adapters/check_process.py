@@ -25,7 +25,7 @@ with without_collections(__name__):
     import orjson
     import structlog
 
-    from motet.confined import address_space, confine, without_sockets, yielding_often
+    from motet.confined import address_space, confine, without_sockets, pausing_often
     from motet.errors import AdapterIncompatible, Internal
     from motet_runner.adapters.certification import EngineLimits, certify
     from motet_runner.adapters.peft_config import WEIGHTS_NAME
@@ -40,7 +40,7 @@ ANSWER = struct.Struct("!?I")
 MAX_CHECKS = 100
 """By one fork"""
 QUICK_SECONDS = 0.02
-"""A check that takes longer yields often, because others are served beside it."""
+"""A check that takes longer pauses often, because others are served beside it."""
 MAX_GROWN_BYTES = 64 << 20
 """A fork that has grown by more ends: the next check may take all that a check may."""
 
@@ -111,7 +111,7 @@ def _check_all(asked: int, answers: int, limits: EngineLimits, cpu_seconds: floa
                     break
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 size_only, folder = orjson.loads(line)
-                with yielding_often(QUICK_SECONDS):
+                with pausing_often(QUICK_SECONDS):
                     found = _found(Path(folder), None if size_only else limits)
                 said = orjson.dumps(found)
                 accepts = not found.keys() & {"refused", "errno", "defect"}
