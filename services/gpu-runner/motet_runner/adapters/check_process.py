@@ -25,7 +25,7 @@ with without_collections(__name__):
     import orjson
     import structlog
 
-    from motet.confined import address_space, confine, without_sockets, pausing_often
+    from motet.confined import address_space, confine, pausing_often, without_sockets
     from motet.errors import AdapterIncompatible, Internal
     from motet_runner.adapters.certification import EngineLimits, certify
     from motet_runner.adapters.peft_config import WEIGHTS_NAME
