@@ -33,8 +33,8 @@ from motet.sources import CLAIM, FOLDER
 ObjectKey = tuple[str, str]
 
 MISSING = "missing"
-NEW_NS = 1_000_000_000
-"""A file that changed less than this time ago is read again at the next look."""
+NEW_NS = 3_000_000_000
+"""A file that changed less than this time ago is read again at the next look: the longest step of a clock is 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,13 @@ class _Stamp(NamedTuple):
 
     @classmethod
     def of(cls, file: Path) -> "_Stamp | None":
-        """None if it can't be known. To be taken before the file is read"""
+        """None if it can't be known, or if the file may change again without another stamp: clocks of file systems make
+        steps. To be taken before the file is read"""
         with suppress(OSError):
-            status = file.stat()
-            return cls(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+            now, status = time.time_ns(), file.stat()
+            if now - max(status.st_mtime_ns, status.st_ctime_ns) >= NEW_NS:
+                return cls(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         return None
-
-    def is_new(self) -> bool:
-        """The file may change again without another stamp: clocks of file systems make steps."""
-        return time.time_ns() - max(self.modified_ns, self.changed_ns) < NEW_NS
 
 
 _KEPT = TypeAdapter(tuple[_Kept, ...])
@@ -128,21 +126,22 @@ class ManifestFolder:
             problems.append(Problem(ManifestPosition(str(self.path), 1, 1), f"cannot be read: {error.strerror}"))
             files = list(self._good)
         else:
-            before, self._good = self._good, {}
-            seen, self._seen = self._seen, {}
+            good: dict[Path, tuple[Manifest, ...]] = {}
+            seen: dict[Path, _Stamp] = {}
             for path in files:
-                known, stamp = before.get(path), _Stamp.of(path)
-                if known is None or stamp is None or stamp != seen.get(path):
+                known, stamp = self._good.get(path), _Stamp.of(path)
+                if known is None or stamp is None or stamp != self._seen.get(path):
                     reading = read_file(path)
                     problems += reading.problems
-                    if not reading.problems:
-                        known = _with_known(known or (), reading.manifests)
-                    if reading.problems or (stamp is not None and stamp.is_new()):
+                    if reading.problems:
                         stamp = None
+                    else:
+                        known = _with_known(known or (), reading.manifests)
                 if known is not None:
-                    self._good[path] = known
+                    good[path] = known
                 if stamp is not None:
-                    self._seen[path] = stamp
+                    seen[path] = stamp
+            self._good, self._seen = good, seen
         self._accepted = self._merge(files, problems)
         return _without_conflicts(self._accepted.values(), problems)
 
