@@ -20,9 +20,8 @@ for family in (socket.AF_INET, socket.AF_UNIX):
 BUSY_CODE = """
 import resource, time
 from motet.confined import pausing_often
-until = time.monotonic() + 0.5
 with pausing_often(0.001):
-    while time.monotonic() < until:
+    while time.process_time() < 0.3:
         pass
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_nvcsw)
@@ -34,8 +33,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - used.ru_nvcsw)
 def test_a_busy_process_pauses_often_until_it_has_done_its_work() -> None:
     """The kernel counts how often a process has left its processor on its own."""
     said = subprocess.run([sys.executable, "-c", BUSY_CODE], capture_output=True, text=True, check=True)
-    in_half_a_second, afterwards = map(int, said.stdout.split())
-    assert in_half_a_second > 100  # of 900, where nobody else runs
+    while_busy, afterwards = map(int, said.stdout.split())
+    assert while_busy > 50  # of 500, where nobody else runs
     assert afterwards < 10
 
 

@@ -177,7 +177,7 @@ class CheckProcesses:
             stdout=subprocess.PIPE,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
         )
-        with suppress(ProcessLookupError):
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST_PRIORITY)  # before its imports, which take long
         with self._lock:
             self._checking.add(process)
