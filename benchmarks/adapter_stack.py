@@ -258,7 +258,7 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
         print(f"ready_2000: {took}; as many checks: {checks}", flush=True)
         hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
         await herd.gaps(hostile)()
-        own += [child for one in own if one.is_running() for child in one.children(recursive=True) if child not in own]
+        own += [child for one in own if one.is_running() for child in one.children(recursive=True)]
         pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
         print(f"gap_checking: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
         return [

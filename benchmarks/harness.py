@@ -14,12 +14,14 @@ A benchmark ends with status 3 when a result misses its target, and with 77 when
 
 import argparse
 import json
+import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,8 +49,8 @@ class OtherLoad:
 @contextmanager
 def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLoad]:
     """Computes the share when the block ends. Not counted are this process, the processes `own`, and children of both
-    that end within the block and are waited for."""
-    processes = [psutil.Process(), *own]
+    that are waited for within the block: what they had taken before it is not counted either, so it hides as much."""
+    processes = {psutil.Process(), *own}
     foreign = OtherLoad()
     busy, ours, began = _busy_seconds(), seconds_of(processes), time.perf_counter()
     try:
@@ -74,12 +76,15 @@ def _busy_seconds() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
-def seconds_of(processes: Sequence[psutil.Process]) -> float:
+def seconds_of(processes: Collection[psutil.Process]) -> float:
     return sum(cpu_seconds(one) + _of_ended_children(one) for one in processes if one.is_running())
 
 
 def _of_ended_children(process: psutil.Process) -> float:
-    times = process.cpu_times()
+    if process.pid == os.getpid():
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime
+    times = process.cpu_times()  # 0 on macOS, which does not tell that of others
     return float(times.children_user + times.children_system)
 
 
