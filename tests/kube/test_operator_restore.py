@@ -80,8 +80,12 @@ def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart
             "the operator to act on changes after the restore",
             within_s=IN_SYNC_WITHIN_S,
         )
-        for resource in ("loraadapters", "servingpools", "deployments"):
-            assert operator.metric("motet_kubernetes_store_rewinds_total", resource=resource) >= 1
+        watched = ("loraadapters", "servingpools", "deployments")
+        cluster.wait_for(
+            lambda: all(operator.metric("motet_kubernetes_store_rewinds_total", resource=one) >= 1 for one in watched),
+            "each watch to notice the restore",
+            within_s=IN_SYNC_WITHIN_S,
+        )
         # A watch must report it: there is no resync.
         cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))
         cluster.wait_for(lambda: says("changed-since", "Suspended"), within_s=IN_SYNC_WITHIN_S)
