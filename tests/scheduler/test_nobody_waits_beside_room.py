@@ -191,6 +191,23 @@ def test_a_small_request_makes_room_for_one_that_waits():
         assert list(who_fits(driver)) == []
 
 
+def test_an_adapter_that_comes_takes_its_pages_once_also_for_one_that_waits():
+    """`small` needs its page, those of its adapter, and leaves 7. Once `urgent` has brought the adapter, it needs 1."""
+    driver = ready(headroom_one_in=4)
+    driver.attach("r0", pages=30, max_sequences=6, adapter_slots=1, adapter_rank_bytes=1, page_bytes=4)
+    driver.state(adapter("pirate"))
+    driver.certify("pirate", PIRATE)
+    for name in ("first", "second", "third"):
+        driver.enqueue(name, tenant="b", request_class=RequestClass.INTERACTIVE, max_tokens=90, q80=90)
+    of_pirate = {"tenant": "a", "digest": PIRATE, "adapter": NAMES[PIRATE], "max_tokens": 1, "q80": 1}
+    driver.enqueue("small", request_class=RequestClass.STANDARD, **of_pirate)
+    assert driver.scheduler.requests["small"].waiting
+    driver.enqueue("urgent", request_class=RequestClass.INTERACTIVE, **of_pirate)
+    assert not driver.scheduler.requests["urgent"].waiting
+    assert list(who_fits(driver)) == []
+    assert not driver.scheduler.requests["small"].waiting
+
+
 @pytest.mark.parametrize("seed", [131, 134])
 def test_a_tenant_given_least_has_the_last_places_also_for_what_brings_its_adapter(seed):
     """Of requests that all fit by their own pages, some need more for an adapter that is not there."""

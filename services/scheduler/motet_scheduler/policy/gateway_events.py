@@ -123,7 +123,7 @@ class GatewayEvents:
         request.base = request.base or runner.base.digest
         if not has_ended and key not in runner.entries and request.id not in runner.parked:
             runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
-            self._state.queue(runner.group).promised(runner)
+            self._state.queue(runner.group).promised(runner, live.digest)
         if runner.unhealthy and runner.hung:
             self._lifecycle.move(request, runner.unhealthy)
 

@@ -215,7 +215,7 @@ class Placer:
         self._lifecycle.placed(request.id, request.epoch)
         tokens = _to_compute(request, runner) if runner.limits is not None else 0  # else nobody asks
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now, tokens=tokens)
-        state.queue(request.group).promised(runner)
+        state.queue(request.group).promised(runner, request.digest)
         state.emit(
             effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest, request.gateway)
         )

@@ -253,13 +253,15 @@ class Queue:
         self.freed[runner] = None
         self.rooms.freed(runner)
 
-    def promised(self, runner: Runner) -> None:
-        """This runner has promised more. Requests of the adapter that left first there may go on, if now another one
-        does."""
+    def promised(self, runner: Runner, digest: Digest) -> None:
+        """This runner has promised more, to a request that uses this adapter. Requests of the adapter that left first
+        there may go on, if now another one does."""
         overdue = self.reserved.get(runner)
         if overdue is not None and (leaving := leaving_first(runner, overdue)) != self._leaving.get(runner):
             self._leaving[runner] = leaving
             self.retry_on(runner)
+        elif runner.using(digest) == 1 and digest in self.adapters and runner.adapter_pages(digest):
+            self.rooms.cheaper(runner)  # the others that wait for this adapter no longer need its pages there
         else:
             self.rooms.changed(runner)
 

@@ -63,8 +63,8 @@ class Rooms:
         self._changed: dict[Runner, bool] = {}
         """At these nobody has looked since. Whether requests are tried there again in any case."""
         self._grown: dict[Runner, None] = {}
-        """Those with more room than before, where requests would not be tried again. A placement, too, changes how much
-        a runner keeps."""
+        """Those with more room than before, or where some need less. Requests would not be tried again there: mostly it
+        was a placement, which also changes how much a runner keeps."""
         self._found: dict[Runner, tuple[int, Room]] = {}
         """Those that have room, each with the number by which it is in the lines."""
         self._numbers = count()
@@ -103,8 +103,13 @@ class Rooms:
         """It may have more room now, or keep less."""
         self._changed.setdefault(runner, False)
 
+    def cheaper(self, runner: Runner) -> None:
+        """The same, and some that wait need fewer pages there than before."""
+        self.changed(runner)
+        self._grown[runner] = None
+
     def freed(self, runner: Runner) -> None:
-        """The same, and requests are tried there again."""
+        """It may have more room now, and requests are tried there again."""
         self._changed[runner] = True
 
     @property
