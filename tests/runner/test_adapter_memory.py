@@ -15,7 +15,7 @@ from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
 from motet_runner.execute.memory_budget.page_budget import CPU_KV_MIB, MIB, RANK_RESERVED, copy_bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkedNow, State
-from motet_runner.plan import Copy, Effect
+from motet_runner.plan import Copy
 from tests.runner.engines import ask, load, make_engine, run, step_beside_load
 from tests.runner.random_models import RandomAdapter, save_adapter
 
@@ -120,9 +120,9 @@ def test_adapters_and_kv_moved_for_a_large_one_give_the_same_answers(llama: Path
     moved: list[int] = []
     carry_out = engine.diagnostics.worker.tiers.carry_out
 
-    def noted(effect: Effect) -> None:
-        moved.extend(effect.pages if isinstance(effect, Copy) else ())
-        carry_out(effect)
+    def noted(copy: Copy) -> None:
+        moved.extend(copy.pages)
+        carry_out(copy)
 
     engine.diagnostics.worker.tiers.carry_out = noted
     load(engine, Digest("64"), ranks[64])

@@ -14,7 +14,7 @@ from motet_runner.engine import Engine
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
-from motet_runner.plan import Copy, StepPlan, StepResult, Tier, Wipe
+from motet_runner.plan import Copy, StepPlan, StepResult, Tier
 from motet_runner.plan.size_limit import CALLS_UNTIL_LARGER
 from motet_runner.step_costs import StepCosts
 from motet_runner.worker_control import Worker
@@ -191,8 +191,7 @@ def move_all_pages(engine: Engine) -> int:
     )
     moves = dict(zip(sorted(used), memory.pages.empty_pages, strict=False))
     memory.pages.relocate(moves)
-    left = tuple(page for page in moves if page not in moves.values())
-    copies = [Copy(Tier.DEVICE, tuple(moves), Tier.DEVICE, tuple(moves.values())), Wipe(Tier.DEVICE, left)]
+    copies = [Copy(Tier.DEVICE, tuple(moves), Tier.DEVICE, tuple(moves.values()))]
     memory.move_pages(moves, copies if moves else [])
     return len(moves)
 
@@ -257,8 +256,7 @@ def test_a_page_is_written_again_at_once_and_its_copy_is_still_what_it_was(devic
 def test_copies_within_the_device_are_no_swaps() -> None:
     store, both = tiers(KVShape(layers=1, kv_heads=1, head_dim=4, dtype_bytes=4), "cpu")
     both.carry_out(Copy(Tier.DEVICE, (1, 2), Tier.DEVICE, (3, 4)))
-    both.carry_out(Wipe(Tier.DEVICE, (5,)))
-    assert store.data[3:6, 0, 0, 0, 0, 0].tolist() == [1.0, 2.0, 0.0]
+    assert store.data[3:6, 0, 0, 0, 0, 0].tolist() == [1.0, 2.0, 5.0]
     assert both.take_swap_time() == (0, 0.0)
 
 

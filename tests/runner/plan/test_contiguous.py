@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
-from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Planner, Tier, Wipe, preset_named
-from motet_runner.plan.device_budget import Effect
+from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Planner, Tier, preset_named
 from motet_runner.step_costs import StepCosts
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
@@ -195,14 +194,10 @@ class AnyRuns(RuleBasedStateMachine):
     def is_live(self, adapter: Digest) -> bool:
         return adapter in self.live
 
-    def carry_out(self, moved, effects: tuple[Effect, ...]) -> None:
-        for effect in effects:
-            if isinstance(effect, Wipe):
-                for page in effect.pages:
-                    self.bytes[page] = None
-                continue
-            assert not set(effect.pages) & set(effect.to), "one copy reads what it writes"
-            for page, to in zip(effect.pages, effect.to, strict=True):
+    def carry_out(self, moved, copies: tuple[Copy, ...]) -> None:
+        for copy in copies:
+            assert not set(copy.pages) & set(copy.to), "one copy reads what it writes"
+            for page, to in zip(copy.pages, copy.to, strict=True):
                 self.bytes[to] = self.bytes[page]
         for run in self.runs:
             run[:] = [moved.get(page, page) for page in run]
@@ -210,7 +205,6 @@ class AnyRuns(RuleBasedStateMachine):
     def write(self, number: int) -> None:
         run, written = self.runs[number], self.written[number]
         for page in run[len(written) :]:
-            assert not isinstance(self.bytes[page], tuple), "an adapter's bytes became KV"
             written.append(next(self.numbers))
             self.bytes[page] = written[-1]
 
@@ -224,7 +218,7 @@ class AnyRuns(RuleBasedStateMachine):
             return False
         assert grant.evicted == tuple(idle[: len(grant.evicted)]), "the least recently used go first"
         assert not grant.evicted or length - len(run) > free, "no more than must"
-        self.carry_out(grant.moved, grant.effects)
+        self.carry_out(grant.moved, grant.copies)
         assert run == list(grant.run.pages)[: len(run)]
         run[:] = grant.run.pages
         return True
@@ -260,7 +254,7 @@ class AnyRuns(RuleBasedStateMachine):
         assert could == (grant is not None), "runs never leave gaps that nobody can have"
         if grant is None:
             return
-        self.carry_out(grant.moved, grant.effects)
+        self.carry_out(grant.moved, grant.copies)
         for index, page in enumerate(grant.run.pages):
             self.bytes[page] = adapter, index
         if live:
@@ -279,7 +273,6 @@ class AnyRuns(RuleBasedStateMachine):
             assert [self.bytes[page] for page in run] == written
         for adapter, run in self.budget.runs:
             assert [self.bytes[page] for page in run.pages] == [(adapter, index) for index in range(run.length)]
-        assert not any(isinstance(self.bytes[page], tuple) for page in self.pages.empty_pages), "not wiped"
 
 
 AnyRuns.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

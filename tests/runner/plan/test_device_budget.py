@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from motet.domain import Digest
-from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier, Wipe
-from motet_runner.plan.device_budget import Effect, PageRun
+from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier
+from motet_runner.plan.device_budget import PageRun
 
 A, B, C, D = map(Digest, "ABCD")
 
@@ -48,7 +48,6 @@ class Device:
         taken = self.allocator.take(pages)
         if taken is None:
             return None
-        assert not any(isinstance(self.bytes[page], tuple) for page in taken), "an adapter's bytes became KV"
         sequence = {page: f"kv {next(self._next)}" for page in taken}
         for page, value in sequence.items():
             self.bytes[page] = value
@@ -87,7 +86,7 @@ class Device:
         if grant is None:
             assert {one: self.budget.run_of(one) for one in self.budget.adapters} == before
             return None
-        self.carry_out(grant.effects)
+        self.carry_out(grant.copies)
         self.sequences = [
             {grant.moved.get(page, page): value for page, value in sequence.items()} for sequence in self.sequences
         ]
@@ -96,19 +95,14 @@ class Device:
             self.bytes[page] = (adapter, index)
         return grant
 
-    def carry_out(self, effects: tuple[Effect, ...]) -> None:
-        for effect in effects:
-            match effect:
-                case Copy(Tier.DEVICE, pages, Tier.DEVICE, to):
-                    assert len(set(pages)) == len(pages) == len(set(to)) == len(to)
-                    assert not set(pages) & set(to), "one copy reads what it writes"
-                    for page, value in zip(to, [self.bytes[page] for page in pages], strict=True):
-                        self.bytes[page] = value
-                case Wipe(Tier.DEVICE, pages):
-                    for page in pages:
-                        self.bytes[page] = 0
-                case _:
-                    raise AssertionError(effect)
+    def carry_out(self, copies: tuple[Copy, ...]) -> None:
+        for copy in copies:
+            assert copy.source is copy.target is Tier.DEVICE
+            pages, to = copy.pages, copy.to
+            assert len(set(pages)) == len(pages) == len(set(to)) == len(to)
+            assert not set(pages) & set(to), "one copy reads what it writes"
+            for page, value in zip(to, [self.bytes[page] for page in pages], strict=True):
+                self.bytes[page] = value
 
     def check(self) -> None:
         self.budget.check(list(map(list, self.sequences)), self.cached)
@@ -117,7 +111,6 @@ class Device:
         for adapter in self.budget.adapters:
             run = self.budget.run_of(adapter)
             assert [self.bytes[page] for page in run.pages] == [(adapter, index) for index in range(run.length)]
-        assert not any(isinstance(self.bytes[page], tuple) for page in self.allocator.empty_pages), "not wiped"
 
 
 class AnyLife(RuleBasedStateMachine):
@@ -164,7 +157,7 @@ class AnyLife(RuleBasedStateMachine):
         assert could == (needed is not None)
         grant = device.load(adapter, pages, evict=evict)
         if not evict:
-            assert grant is None or not (grant.evicted or grant.effects)
+            assert grant is None or not (grant.evicted or grant.copies)
             assert grant is None or empty >= pages
         elif grant is None:
             assert needed is None, "there is room"
@@ -197,7 +190,7 @@ class AnyLife(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if idle := self.device.idle():
-            self.device.carry_out(self.device.budget.release(data.draw(st.sampled_from(idle))))
+            self.device.budget.release(data.draw(st.sampled_from(idle)))
 
     @rule(pages=st.integers(0, 24))
     def reclaim(self, pages: int) -> None:
@@ -205,11 +198,10 @@ class AnyLife(RuleBasedStateMachine):
         sizes = {one: device.budget.run_of(one).length for one in device.idle()}
         worth = {one: device.worth(one, size) for one, size in sizes.items()}
         possible = device.allocator.free + sum(sizes.values())
-        reclaimed = device.budget.reclaim(pages, device.is_live)
-        assert (reclaimed is None) == (possible < pages)
-        if reclaimed is not None:
-            device.check_left(reclaimed.evicted, worth)
-            device.carry_out(reclaimed.effects)
+        evicted = device.budget.reclaim(pages, device.is_live)
+        assert (evicted is None) == (possible < pages)
+        if evicted is not None:
+            device.check_left(evicted, worth)
             assert device.allocator.free >= pages
 
     @invariant()
@@ -233,7 +225,7 @@ def test_kv_in_the_way_is_moved_where_the_fewest_pages_are() -> None:
     device.hold(1, 3, 5)
     grant = device.load(A, 3)
     assert grant.run == PageRun(2, 3), "one page in the way; the high end would have two"
-    assert grant.effects == (Copy(Tier.DEVICE, (3,), Tier.DEVICE, (0,)),)
+    assert grant.copies == (Copy(Tier.DEVICE, (3,), Tier.DEVICE, (0,)),)
     assert grant.moved == {3: 0}
     device.check()
 
@@ -242,8 +234,8 @@ def test_adapters_are_moved_together_before_another_one_is_evicted() -> None:
     device = Device(10)
     for adapter in (A, B, C, D):
         device.load(adapter, 2)
-    device.carry_out(device.budget.release(B))
-    device.carry_out(device.budget.release(D))
+    device.budget.release(B)
+    device.budget.release(D)
     device.take(1)
     grant = device.load(B, 5)
     assert grant.evicted == ()
@@ -263,7 +255,7 @@ def lay_out(pages: int, runs: dict[int, int], kv: tuple[int, ...]) -> Device:
         device.load(Digest(str(start)), runs[start])
         end = start
     for each in gaps:
-        device.carry_out(device.budget.release(each))
+        device.budget.release(each)
     device.hold(*kv)
     device.live = set(device.budget.adapters)
     assert {int(one): device.budget.run_of(one).length for one in device.live} == runs
@@ -276,7 +268,7 @@ def test_an_adapter_and_kv_that_change_places_use_a_free_page_between() -> None:
     assert grant.run == PageRun(3, 3)
     assert grant.moved == {6: 2}
     assert device.budget.run_of(Digest("2")) == PageRun(6, 1)
-    assert sum(len(effect.pages) for effect in grant.effects) == 4, "three moves and a copy to the page between"
+    assert sum(len(copy.pages) for copy in grant.copies) == 4, "three moves and a copy to the page between"
     device.check()
 
 

@@ -8,7 +8,7 @@ import pytest
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, Declined, InvalidRequest
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, ParkedNow, State
-from motet_runner.plan import LoadArrived, Planner, StepResult, Wipe
+from motet_runner.plan import LoadArrived, Planner, StepResult
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
@@ -416,18 +416,6 @@ def test_the_prefix_cache_yields_before_idle_adapters_and_they_before_anybody_pa
     device.run()
     assert [event.digest for event in happened(device, AdapterEvicted)] == [X], "the least recently used one"
     assert not happened(device, ParkedNow)
-
-
-def test_pages_of_an_adapter_are_wiped_before_they_become_kv() -> None:
-    planner = make_planner(pages=8, chunk_tokens=200)
-    device = FakeDevice(planner)
-    know(planner, x=4)
-    device.run()
-    planner.commands.add(new("a", prompt=100, max_tokens=6))
-    plan = device.step()
-    wiped = {page for copy in plan.copies if isinstance(copy, Wipe) for page in copy.pages}
-    assert plan.gone == (X,)
-    assert wiped == {4, 5, 6, 7}
 
 
 def test_a_load_that_nobody_waits_for_is_given_up_and_its_late_arrival_changes_nothing() -> None:

@@ -6,7 +6,7 @@ from motet.clock import Clock
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_pages import HostPages, HostPagesAside, SwapTime
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Copy, Effect, Tier, Wipe
+from motet_runner.plan import Copy, Tier
 
 
 class PageTiers:
@@ -20,18 +20,16 @@ class PageTiers:
         else:
             self._host = HostPages(device, host_pages, clock=clock)
 
-    def carry_out(self, effect: Effect) -> None:
-        match effect:
+    def carry_out(self, copy: Copy) -> None:
+        match copy:
             case Copy(Tier.DEVICE, pages, Tier.HOST, to):
                 self._host.take(pages, to)
             case Copy(Tier.HOST, pages, Tier.DEVICE, to):
                 self._host.give(pages, to)
             case Copy(Tier.DEVICE, pages, Tier.DEVICE, to):
                 self._device.copy_within(pages, to)
-            case Wipe(Tier.DEVICE, pages):
-                self._device.clear(pages)
             case _:
-                raise AssertionError(f"nothing is copied or wiped within host memory: {effect}")
+                raise AssertionError(f"nothing is copied within host memory: {copy}")
 
     def take_swap_time(self) -> SwapTime:
         """The time of the copies to and from the host that have ended since the last call."""

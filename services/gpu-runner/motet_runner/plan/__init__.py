@@ -7,7 +7,7 @@ from motet_runner.plan.composer import Iteration, compose
 from motet_runner.plan.device_budget import DeviceBudget
 from motet_runner.plan.host_adapters import HostAdapters
 from motet_runner.plan.length_rope import LengthRope
-from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
+from motet_runner.plan.page_copies import Copy, Tier
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.planner import Planner
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
@@ -35,7 +35,6 @@ __all__ = [
     "Copy",
     "DecodeRows",
     "DeviceBudget",
-    "Effect",
     "HostAdapters",
     "HostCopy",
     "Iteration",
@@ -55,7 +54,6 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Tier",
-    "Wipe",
     "compose",
     "preset_named",
 ]

@@ -10,7 +10,8 @@ Those that requests wait for, which do not need them on the device now, leave af
 By some presets the pages of a sequence are a run, too (S3-08). Such runs are allocated from the low end, and compacted
 there (S3-12).
 
-Pure: it computes numbers, and effects that the engine carries out in order before the next model call.
+Pure: it computes numbers, and copies that the engine makes in order before the next model call. What an adapter leaves
+in its pages stays there: whoever begins a page clears or fills it.
 """
 
 from collections import OrderedDict
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from motet.domain import Digest
 from motet_runner.adapters.policy.frequency import Frequency
-from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
+from motet_runner.plan.page_copies import Copy, Tier
 from motet_runner.plan.pages import PageAllocator
 
 IsLive = Callable[[Digest], bool]
@@ -49,21 +50,13 @@ class PageRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A run, and the changes that it needs. An adapter's bytes are written after the effects."""
+    """A run, and the changes that it needs. An adapter's bytes are written after the copies."""
 
     run: PageRun
     evicted: tuple[Digest, ...]
     moved: Mapping[int, int]
     """KV page → the page to which it is moved: its holders, the prefix cache included, must be told."""
-    effects: tuple[Effect, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reclaimed:
-    """Adapters that were evicted so that their pages become KV."""
-
-    evicted: tuple[Digest, ...]
-    effects: tuple[Effect, ...]
+    copies: tuple[Copy, ...]
 
 
 class _Arrangement(NamedTuple):
@@ -186,13 +179,11 @@ class DeviceBudget:
                 return self._make(arrangement, tuple(idle[:number]), kv=pages)
         return None
 
-    def release(self, adapter: Digest) -> tuple[Effect, ...]:
-        """The adapter leaves the device. Its pages are wiped, because as KV their contents might not be finite."""
-        run = self._runs.pop(adapter)
-        self.pages.give_last(run.pages)
-        return (Wipe(Tier.DEVICE, tuple(run.pages)),)
+    def release(self, adapter: Digest) -> None:
+        """The adapter leaves the device."""
+        self.pages.give_last(self._runs.pop(adapter).pages)
 
-    def reclaim(self, count: int, is_live: IsLive) -> Reclaimed | None:
+    def reclaim(self, count: int, is_live: IsLive) -> list[Digest] | None:
         """Evict idle adapters until `count` pages are free. None, without any change, if they do not suffice."""
         evicted, free = [], self.pages.free
         for adapter in self._idle(is_live):
@@ -202,7 +193,9 @@ class DeviceBudget:
             free += self._runs[adapter].length
         if free < count:
             return None
-        return Reclaimed(tuple(evicted), tuple(effect for adapter in evicted for effect in self.release(adapter)))
+        for adapter in evicted:
+            self.release(adapter)
+        return evicted
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -287,26 +280,20 @@ class DeviceBudget:
     ) -> Grant:
         run, starts, dropped, moves = arrangement
         moved = [(one, each) for one, each in self._runs.items() if one in starts]
-        vacated = {
-            page for each in (*(self._runs[one] for one in evicted), *dict(moved).values()) for page in each.pages
-        }
+        of_adapters = {page for _, each in moved for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.pages.give_last(self._runs.pop(one).pages)
         targets = set(moves.values())
-        copies, scratch = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
+        copies = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
         self.pages.relocate(moves)
         self.pages.take_these(run.pages[len(kv) :])
         for one, each in moved:
             self._runs[one] = PageRun(starts[one], each.length)
         if adapter is not None:
             self._runs[adapter] = run
-            targets |= {*run.pages}
-        # These may become KV, so they are wiped, unless KV or an adapter was moved there.
-        wiped = tuple(sorted((vacated | scratch) - targets))
-        effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
-        of_kv = {old: new for old, new in moves.items() if old not in vacated}
-        return Grant(run, evicted, of_kv, tuple(effects))
+        of_kv = {old: new for old, new in moves.items() if old not in of_adapters}
+        return Grant(run, evicted, of_kv, tuple(copies))
 
 
 def _mark(marks: _Marks, runs: Iterable[PageRun], *, marked: bool = True) -> None:
@@ -354,12 +341,11 @@ def _moves(
     return moves | {page: to for page, to in zip(kv, new.pages, strict=False) if page != to}
 
 
-def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], set[int]]:
-    """Copies that make all moves and never overwrite a page that is still to be copied; and the pages that they use as
-    scratch. `spare`: a free page that is no target, if there is one."""
+def _copies(moves: Mapping[int, int], spare: int | None) -> list[Copy]:
+    """Copies that make all moves and never overwrite a page that is still to be copied. `spare`: a free page that is no
+    target, if there is one."""
     pending = dict(moves)
     source_of = {new: old for old, new in moves.items()}
-    used: set[int] = set()
     copies = []
     ready = [old for old, new in pending.items() if new not in pending]
     while pending:
@@ -368,7 +354,6 @@ def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], se
             # page that is free or has become free.
             if spare is None:
                 spare = next(old for old in moves if old not in pending and old not in source_of)
-            used.add(spare)
             old, new = pending.popitem()
             copies.append(Copy(Tier.DEVICE, (old,), Tier.DEVICE, (spare,)))
             pending[spare], source_of[new] = new, spare
@@ -377,4 +362,4 @@ def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], se
         for old in ready:
             del pending[old]
         ready = [source_of[page] for page in ready if source_of.get(page) in pending]
-    return copies, used
+    return copies

@@ -130,10 +130,8 @@ class IterationResults:
         for number in result.silent:
             adapters.silent(number)
         for other in result.failed:
-            failed = adapters.failed(other.number, other.error)
-            if failed is not None:
-                adapter, effects = failed
-                self._memory.copies += effects
+            adapter = adapters.failed(other.number, other.error)
+            if adapter is not None:
                 self._sequences.events.append(AdapterFailed(adapter, other.error))
                 for sequence in self._users_of(adapter):
                     if sequence.state is State.LOADING:  # no others fail (PU-07)
@@ -148,7 +146,7 @@ class IterationResults:
             if error is not None:
                 for sequence in self._users_of(proved):
                     self._lives.give_up(sequence, error)
-                self._memory.copies += adapters.leave(proved)
+                adapters.leave(proved)
 
     def _reloads(self, proved: ProofResult) -> bool:
         """Whether an adapter is loaded and proved once more, because its slab may be what is wrong. Sequences that it
@@ -159,7 +157,7 @@ class IterationResults:
         adapter, served = doubted
         for sequence in self._users_of(adapter) if served else ():
             self._lives.give_up(sequence, error)
-        self._memory.copies += adapters.leave(adapter)
+        adapters.leave(adapter)
         adapters.want(adapter)
         return True
 

@@ -1,4 +1,4 @@
-"""Operations on whole pages of memory. The engine carries them out before the next model call, in order."""
+"""Copies of whole pages. The engine makes them before the next model call, in order."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,14 +20,3 @@ class Copy:
     pages: tuple[int, ...]
     target: Tier
     to: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wipe:
-    """Zeroes pages. Contents that were no KV may not be finite, and attention multiplies masked values, too."""
-
-    tier: Tier
-    pages: tuple[int, ...]
-
-
-Effect = Copy | Wipe

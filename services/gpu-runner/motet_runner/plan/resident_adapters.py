@@ -30,7 +30,6 @@ from motet_runner.interface import AdapterEvicted, AdapterLeftHost, AdapterLoade
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.device_budget import DeviceBudget, Grant, IsLive
 from motet_runner.plan.host_adapters import HostAdapters
-from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.step_plan import AdapterLoad, LoadArrived, ProofResult, ProofStep
@@ -268,42 +267,38 @@ class ResidentAdapters:
 
     # -- in each plan ------------------------------------------------------------------------------------------------
 
-    def forget_dropped(self) -> tuple[Effect, ...]:
-        effects: list[Effect] = []
+    def forget_dropped(self) -> None:
         for digest in [one for one in self._dropped if self._forgettable(one)]:
             self._dropped.pop(digest, None)
             self._wanted.pop(digest, None)
             if digest in self._budget:
-                effects += self._budget.release(digest)
+                self._budget.release(digest)
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
             self._drop_in_host(digest)
             self._wrong_slabs.pop(digest, None)
             self._answer(self.proofs.forget(digest))
-        return tuple(effects)
 
     def another_plan(self) -> None:
         if (turn := self.proofs.another_plan(self._budget)) is not None:
             self.want(turn)
 
-    def leave(self, digest: Digest) -> tuple[Effect, ...]:
+    def leave(self, digest: Digest) -> None:
         """The adapter leaves the device, because no sequence may use it any more."""
         self._wanted.pop(digest, None)
-        if digest not in self._budget:
-            return ()
-        effects = self._budget.release(digest)
-        self._gone(digest)
-        return tuple(effects)
-
-    def reclaim(self, count: int, *, spare: Digest | None = None) -> tuple[Effect, ...] | None:
-        """Evict adapters until `count` pages are free. None, without any change, if that does not suffice."""
-        reclaimed = self._budget.reclaim(count, lambda one: self._stays(one, spare))
-        if reclaimed is None:
-            return None
-        for digest in reclaimed.evicted:
+        if digest in self._budget:
+            self._budget.release(digest)
             self._gone(digest)
-        return reclaimed.effects
+
+    def reclaim(self, count: int, *, spare: Digest | None = None) -> bool:
+        """Evict adapters until `count` pages are free. False, without any change, if that does not suffice."""
+        evicted = self._budget.reclaim(count, lambda one: self._stays(one, spare))
+        if evicted is None:
+            return False
+        for digest in evicted:
+            self._gone(digest)
+        return True
 
     def lengthen(self, pages: Sequence[int], count: int, *, spare: Digest | None = None) -> Grant | None:
         """A run of `count` pages for a sequence that has the run `pages` now; see `DeviceBudget.lengthen`."""
@@ -434,15 +429,15 @@ class ResidentAdapters:
         if (digest := self._loaded_by(number)) is not None:
             self._silent.add(digest)
 
-    def failed(self, number: int, error: MotetError) -> tuple[Digest, tuple[Effect, ...]] | None:
+    def failed(self, number: int, error: MotetError) -> Digest | None:
         """A load has failed: its run is free again. The adapter stays known: a sequence that resumes asks again."""
         digest = self._loaded_by(number)
         if digest is None:
             return None
         self._answer(self.proofs.end(digest, error))
-        effects = self._budget.release(digest)
+        self._budget.release(digest)
         self._gone(digest)
-        return digest, effects
+        return digest
 
     # -- recount -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, Resume
 from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.forecast_ledger import ForecastLedger
 from motet_runner.plan.host_adapters import HostAdapters
-from motet_runner.plan.page_copies import Copy, Effect, Tier
+from motet_runner.plan.page_copies import Copy, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -73,7 +73,7 @@ class SequenceMemory:
         self._contiguous = contiguous
         self.host = PageAllocator(host_pages)
         self.rows = RowAssignment()
-        self.copies: list[Effect] = []
+        self.copies: list[Copy] = []
         """Copies that the next iteration makes first."""
         self.moves: list[Mapping[int, int]] = []
         """The moves of pages that these copies make."""
@@ -132,11 +132,8 @@ class SequenceMemory:
 
     def _take(self, count: int, *, spare: Digest | None = None) -> list[int] | None:
         """Pages for KV. The prefix cache yields first, then idle adapters, but not `spare`."""
-        if count > self.pages.free:
-            effects = self.adapters.reclaim(count, spare=spare)
-            if effects is None:
-                return None
-            self.copies += effects
+        if count > self.pages.free and not self.adapters.reclaim(count, spare=spare):
+            return None
         return self.pages.take(count)
 
     def _lengthen(self, sequence: Sequence, promise: int, *, spare: Digest | None = None) -> bool:
@@ -145,21 +142,21 @@ class SequenceMemory:
         grant = self.adapters.lengthen(sequence.pages, _length_of_run(sequence, promise), spare=spare)
         if grant is None:
             return False
-        self.move_pages(grant.moved, grant.effects)
+        self.move_pages(grant.moved, grant.copies)
         sequence.pages = list(grant.run.pages)
         return True
 
     def begin_load(self) -> None:
         """Begin to load the next adapters that can get their pages."""
-        self.copies += self.adapters.forget_dropped()
+        self.adapters.forget_dropped()
         while (grant := self.adapters.begin_load()) is not None:
-            self.move_pages(grant.moved, grant.effects)
+            self.move_pages(grant.moved, grant.copies)
 
     def charges(self) -> dict[RequestId, int]:
         """How many pages of its promise the ledger charges to each sequence."""
         return self.ledger.charges(sorted(self._table, key=lambda sequence: sequence.arrival))
 
-    def move_pages(self, moves: Mapping[int, int], copies: Iterable[Effect]) -> None:
+    def move_pages(self, moves: Mapping[int, int], copies: Iterable[Copy]) -> None:
         """The allocator has moved pages for all holders, and these copies carry the bytes. Iterations launched before
         still use the old pages, and end before the copies begin."""
         self.copies += copies

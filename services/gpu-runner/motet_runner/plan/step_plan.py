@@ -12,7 +12,7 @@ from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.interface import Logprobs, Sampling
-from motet_runner.plan.page_copies import Effect
+from motet_runner.plan.page_copies import Copy
 from motet_runner.plan.prompt_scores import PromptScores
 from motet_runner.row_mask import RowMask
 
@@ -189,7 +189,7 @@ class StepPlan:
     """
 
     number: int
-    copies: tuple[Effect, ...] = ()
+    copies: tuple[Copy, ...] = ()
     moves: tuple[Mapping[int, int], ...] = ()
     """Pages that these copies moved, old page → new page; each mapping applies to the result of the previous one. The
     page tables of all rows follow."""
