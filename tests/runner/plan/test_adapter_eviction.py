@@ -26,9 +26,13 @@ class Requests:
 
     def ask(self, adapters: str) -> None:
         for adapter in adapters:
+            self.ask_together(adapter)
+
+    def ask_together(self, adapters: str) -> None:
+        for adapter in adapters:
             self._count += 1
             self.planner.commands.add(new(f"request {self._count}", adapter=adapter, max_tokens=2))
-            self.device.run()
+        self.device.run()
 
     @property
     def left(self) -> list[Digest]:
@@ -77,6 +81,33 @@ def test_what_the_hosts_memory_keeps_leaves_before_what_must_be_read() -> None:
     requests.know(z=1)
     requests.ask("z")
     assert requests.left == ["y"], "it was used last"
+
+
+def test_what_the_hosts_memory_keeps_no_more_leaves_later() -> None:
+    host = HostAdapters(MIB, adapters=1)
+    requests = Requests(make_planner(max_adapters=3, host_adapters=host, bytes_of_rank=lambda rank: rank * MIB))
+    for one in "xyz":
+        requests.know(**{one: 1})
+    requests.ask("xyyyzzzz")
+    requests.know(w=1)
+    assert host.holds(Digest("z"))
+    requests.ask_together("wwwww")
+    assert host.holds(Digest("w"))
+    requests.know(v=1)
+    requests.ask("v")
+    assert requests.left == ["x", "w"]
+
+
+def test_what_the_hosts_memory_keeps_leaves_earlier_once_it_has_arrived() -> None:
+    planner = make_planner(host_adapters=HostAdapters(MIB, adapters=1), bytes_of_rank=lambda rank: rank * MIB)
+    requests = Requests(planner)
+    planner.commands.load_adapter(Digest("x"), adapter_layout(1))
+    plan = planner.plan()
+    planner.adapters.used(Digest("x"))
+    assert planner.adapters.reclaim(0)
+    requests.device.launch(plan)
+    requests.device.run()
+    planner.check()
 
 
 def test_what_a_parked_request_will_need_leaves_after_what_nobody_waits_for() -> None:

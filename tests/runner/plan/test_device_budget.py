@@ -1,14 +1,18 @@
 """KV pages and adapters in one pool, with the bytes of every page: nothing is lost, overwritten or left behind."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import count
 from random import Random
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from motet.domain import Digest
+from motet_runner.adapters.policy import frequency
+from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier
 from motet_runner.plan.device_budget import PageRun
 
@@ -23,6 +27,8 @@ class Device:
         self.awaited: set[Digest] = set()
         self.pinned: set[Digest] = set()
         self.costs: dict[Digest, float] = {}
+        self.frequency = Frequency(max_adapters)
+        """A second count, by which the same ones must leave"""
         self.budget = DeviceBudget(
             self.allocator,
             max_adapters=max_adapters,
@@ -61,13 +67,17 @@ class Device:
         for page, value in self.sequences[-1].items():
             self.bytes[page] = value
 
+    def used(self, adapter: Digest) -> None:
+        self.budget.used(adapter)
+        self.frequency.used(adapter)
+
     def idle(self) -> list[Digest]:
         """The least recently used first"""
         return [one for one in self.budget.adapters if one not in self.live]
 
     def worth(self, adapter: Digest, pages: int) -> tuple[bool, bool, float]:
         """The least leave first."""
-        uses = self.budget.frequency.of(adapter)
+        uses = self.frequency.of(adapter)
         return adapter in self.pinned, adapter in self.awaited, uses * self.costs.get(adapter, 1.0) / pages
 
     def check_left(self, evicted: Sequence[Digest], idle: dict[Digest, tuple[bool, bool, float]]) -> None:
@@ -114,8 +124,18 @@ class Device:
 
 
 class AnyLife(RuleBasedStateMachine):
-    @initialize(pages=st.integers(1, 24), max_adapters=st.integers(1, 6))
-    def begin(self, pages: int, max_adapters: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = ExitStack()
+
+    def teardown(self) -> None:
+        self.largest.close()
+
+    @initialize(pages=st.integers(1, 24), max_adapters=st.integers(1, 6), anew=st.booleans())
+    def begin(self, pages: int, max_adapters: int, anew: bool) -> None:
+        """`anew`: with each use, all counts begin anew."""
+        if anew:
+            self.largest.enter_context(patch.object(frequency, "_LARGEST", 1.0))
         self.device = Device(pages, max_adapters)
         self.max_adapters = max_adapters
         self.names = count()
@@ -166,7 +186,7 @@ class AnyLife(RuleBasedStateMachine):
             assert len(grant.evicted) == needed, "no more than must"
         if grant is not None and live:
             device.live.add(adapter)
-            budget.frequency.used(adapter)
+            self.device.used(adapter)
 
     @rule(data=st.data())
     def use_or_leave(self, data: st.DataObject) -> None:
@@ -175,7 +195,7 @@ class AnyLife(RuleBasedStateMachine):
             self.device.budget.use(adapter)
             self.device.live ^= {adapter}
             if adapter in self.device.live:
-                self.device.budget.frequency.used(adapter)
+                self.device.used(adapter)
 
     @rule(data=st.data(), pinned=st.booleans(), awaited=st.booleans(), cost=st.sampled_from([0.5, 1.0, 4.0]))
     def want(self, data: st.DataObject, pinned: bool, awaited: bool, cost: float) -> None:
@@ -183,6 +203,7 @@ class AnyLife(RuleBasedStateMachine):
         if device.budget.adapters:
             adapter = data.draw(st.sampled_from(device.budget.adapters))
             device.costs[adapter] = cost
+            device.budget.load_cost_changed(adapter)
             device.budget.pin(adapter, pinned=pinned)
             (device.pinned.add if pinned else device.pinned.discard)(adapter)
             (device.awaited.add if awaited else device.awaited.discard)(adapter)

@@ -86,12 +86,15 @@ class DeviceBudget:
         will need the adapter. `load_cost`: about how long its next load would take, in any unit."""
         self.pages = pages
         self.max_adapters = max_adapters
-        self.frequency = Frequency(max_adapters)
+        self._frequency = Frequency(max_adapters)
         self._kv_runs = kv_runs
         self._is_awaited = is_awaited
         self._load_cost = load_cost
         self._runs: OrderedDict[Digest, PageRun] = OrderedDict()
         """The least recently used first: of those that are worth the same, it leaves first."""
+        self._worth: dict[Digest, float] = {}
+        """What each of these saves, for each page that it has. Known until a request uses it, or the cost of its next
+        load changes: for one load, nobody computes it for all others."""
         self._pinned: set[Digest] = set()
 
     # -- what there is -----------------------------------------------------------------------------------------------
@@ -128,8 +131,21 @@ class DeviceBudget:
         assert len(taken) == len(set(taken)), f"two adapters share a page: {self._runs}"
         assert len(self._runs) <= self.max_adapters, f"{len(self._runs)} adapters, at most {self.max_adapters}"
         self.pages.check([*held, *(run.pages for run in self._runs.values())], cached)
+        assert self._worth.keys() <= self._runs.keys(), "what has gone is worth something"
+        for adapter, worth in self._worth.items():
+            assert worth == self._worth_of(adapter), f"what {adapter} is worth has changed, and nobody has said so"
 
     # -- commands ----------------------------------------------------------------------------------------------------
+
+    def used(self, adapter: Digest) -> None:
+        """A request uses the adapter, which need not be on the device."""
+        if self._frequency.used(adapter):
+            self._worth.clear()
+        else:
+            self._worth.pop(adapter, None)
+
+    def load_cost_changed(self, adapter: Digest) -> None:
+        self._worth.pop(adapter, None)
 
     def use(self, adapter: Digest) -> None:
         """An iteration uses the adapter now."""
@@ -181,6 +197,7 @@ class DeviceBudget:
 
     def release(self, adapter: Digest) -> None:
         """The adapter leaves the device."""
+        self._worth.pop(adapter, None)
         self.pages.give_last(self._runs.pop(adapter).pages)
 
     def reclaim(self, count: int, is_live: IsLive) -> list[Digest] | None:
@@ -209,8 +226,13 @@ class DeviceBudget:
         return sum(pages < count for pages in free)
 
     def _rank(self, adapter: Digest) -> tuple[bool, bool, float]:
-        saved = self.frequency.of(adapter) * self._load_cost(adapter)
-        return adapter in self._pinned, self._is_awaited(adapter), saved / self._runs[adapter].length
+        worth = self._worth.get(adapter)
+        if worth is None:
+            worth = self._worth[adapter] = self._worth_of(adapter)
+        return adapter in self._pinned, self._is_awaited(adapter), worth
+
+    def _worth_of(self, adapter: Digest) -> float:
+        return self._frequency.of(adapter) * self._load_cost(adapter) / self._runs[adapter].length
 
     def _arrange(
         self, count: int, evicted: Collection[Digest], *, evict: bool, kv: Sequence[int] | None = None
@@ -283,7 +305,7 @@ class DeviceBudget:
         of_adapters = {page for _, each in moved for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
-            self.pages.give_last(self._runs.pop(one).pages)
+            self.release(one)
         targets = set(moves.values())
         copies = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
         self.pages.relocate(moves)

@@ -253,7 +253,7 @@ class ResidentAdapters:
         """A request uses the adapter."""
         if digest != BASE:
             self.host.used(digest)
-            self._budget.frequency.used(digest)
+            self._budget.used(digest)
 
     def want(self, digest: Digest) -> None:
         """The adapter will load, once it is known and can get its pages."""
@@ -346,7 +346,8 @@ class ResidentAdapters:
                 awaited=self._awaited,
                 pinned=self._budget.is_pinned,
             )
-            self._table.events += map(AdapterLeftHost, gone)
+            for one in gone:
+                self._left_host(one)
             self._loading[digest] = load = AdapterLoad(self._loads, digest, layout, place)
             self._begun.append(load)
             return grant
@@ -388,6 +389,7 @@ class ResidentAdapters:
         known = self._known[digest]
         known.arrived = True
         self.host.arrived(digest, load.contents)
+        self._budget.load_cost_changed(digest)
         self._table.events.append(
             AdapterLoaded(
                 digest,
@@ -542,7 +544,11 @@ class ResidentAdapters:
 
     def _drop_in_host(self, digest: Digest) -> None:
         if self.host.drop(digest):
-            self._table.events.append(AdapterLeftHost(digest))
+            self._left_host(digest)
+
+    def _left_host(self, digest: Digest) -> None:
+        self._budget.load_cost_changed(digest)
+        self._table.events.append(AdapterLeftHost(digest))
 
     def _end_load(self, digest: Digest) -> AdapterLoad:
         self._silent.discard(digest)
