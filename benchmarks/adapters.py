@@ -332,7 +332,7 @@ def main() -> None:
     parser.add_argument("--churn-adapters", type=int, default=256, help="adapters beside vLLM")
     parser.add_argument("--churn-slots", type=int, default=16, help="of them on the device")
     parser.add_argument("--churn-requests", type=int, default=64, help="requests of a side of churn_vs_vllm")
-    parser.add_argument("--first-tokens", type=int, default=500, help="cold adapters of cold_ttft in all pairs")
+    parser.add_argument("--first-tokens", type=int, default=500, help="cold adapters of cold_ttft in each pair")
     parser.add_argument("--seconds", type=float, default=5.0, help="in which loads come, of a side of gap_loading")
     parser.add_argument("--neighbour-tokens", type=int, default=1000, help="of each neighbour of gap_loading")
     parser.add_argument("--hostile", type=int, default=8, help="adapters to refuse, of a side of gap_checking")
