@@ -301,13 +301,14 @@ class DeviceBudget:
         kv: Sequence[int] = (),
     ) -> Grant:
         run, starts, dropped, moves = arrangement
-        moved = [(one, each) for one, each in self._runs.items() if one in starts]
+        moved = [(one, self._runs[one]) for one in starts if not isinstance(one, int)]
         of_adapters = {page for _, each in moved for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.release(one)
         targets = set(moves.values())
-        copies = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
+        spare = next((page for page in self.pages.empty_pages if page not in targets), None)
+        copies = _copies(moves, spare) if moves else []
         self.pages.relocate(moves)
         self.pages.take_these(run.pages[len(kv) :])
         for one, each in moved:
