@@ -361,7 +361,10 @@ def _path_of(adapter: AdapterLayout) -> Path:
 
 def _sum(part: Bytes) -> int:
     words = len(part) // 8 * 8
-    return (int(part[:words].view(np.uint64).sum(dtype=np.uint64)) + int(part[words:].sum(dtype=np.uint64))) % (1 << 64)
+    found = int(part[:words].view(np.uint64).sum(dtype=np.uint64))
+    if words < len(part):  # mostly not, and a sum of nothing takes as long as one of many bytes
+        found += int(part[words:].sum(dtype=np.uint64))
+    return found % (1 << 64)
 
 
 def _checksum(part: Bytes) -> int:

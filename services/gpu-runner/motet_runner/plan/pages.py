@@ -28,6 +28,9 @@ class PageAllocator:
         self._holders = array("l", [0]) * capacity
         """Page → how many holders it has, without the prefix cache."""
         self._cached = bytearray(capacity)
+        self._numbers = np.frombuffer(self._holders, dtype=np.dtype(self._holders.typecode))
+        self._marks = np.frombuffer(self._cached, dtype=np.bool_)
+        """Both for all pages at a time, in the same memory"""
         self._only_cached = OrderedDict[int, None]()
         """Pages that only the cache holds, in the order in which it yields them. The first is found without a look at
         those that are gone, which a plain dict would pass by each time."""
@@ -123,7 +126,7 @@ class PageAllocator:
 
     def in_use(self) -> npt.NDArray[np.bool_]:
         """By page: whether it is not empty."""
-        return (np.asarray(self._holders) > 0) | np.frombuffer(self._cached, dtype=np.bool_)
+        return (self._numbers > 0) | self._marks
 
     def is_empty(self, page: int) -> bool:
         return not self._holders[page] and not self._cached[page]
