@@ -134,13 +134,13 @@ def _last_rank_lost(layout: RunLayout, run: torch.Tensor, linear: str) -> None:
 
 
 def _stale_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of the run keeps what was there."""
+    """A part of the run keeps what another adapter has left there: these numbers at other places."""
     copy = CopyStream.copy
 
     def mutant(self: CopyStream, to: torch.Tensor, of: torch.Tensor) -> None:
-        before = to[len(to) // 2 :].clone()
         copy(self, to, of)
-        to[len(to) // 2 :] = before
+        stale = to[len(to) // 2 :]
+        stale.copy_(stale.roll(64))
 
     monkeypatch.setattr(CopyStream, "copy", mutant)
 
