@@ -134,7 +134,7 @@ def draws(adapters: int, exponent: float, count: int) -> Iterator[list[int]]:
 async def measure_traffic(shape: LlamaShape, model: Path, scratch: Path, given: argparse.Namespace) -> list[Result]:
     adapters = ManyAdapters(shape, scratch, given.adapters)
     few = Traffic(model, adapters, given.slots, given)
-    count = given.first_tokens
+    count = min(given.first_tokens, given.adapters - given.slots)
     of_one_engine = {
         "cold_ttft": ([few.first_tokens(count, cold=cold) for cold in (True, False)], MOST_OF_WARM),
         "gap_loading": ([few.gaps(given.seconds, cold=cold) for cold in (True, False)], MOST_GAP),

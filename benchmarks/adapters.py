@@ -19,8 +19,8 @@ future, with Zipf 1.5 and 1.0 over 2,000 adapters. The planner of an engine deci
 same of the disk cache.
 
 `traffic`: one engine with places for 64 of 2,000 adapters of ranks 4 to 16, whose files are in the page cache.
-`cold_ttft` is the 95th percentile of the first tokens of requests, one after the other, each for an adapter that was
-never on the device, over that of requests for adapters that are there. `gap_loading` is the 99th percentile of the time
+`cold_ttft` is the 95th percentile of the first tokens of requests, one after the other, each for an adapter that is
+not on the device, over that of requests for adapters that are there. `gap_loading` is the 99th percentile of the time
 between two tokens of eight neighbours: ten requests in a second come for adapters that are to be loaded, over as many
 for adapters that are there. `zipf_2000`, `uniform_2000`: the speed of requests, 32 at a time, over that of an engine
 with all adapters on its device.

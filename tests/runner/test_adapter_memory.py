@@ -144,6 +144,10 @@ def test_an_idle_adapters_pages_become_kv_and_back(llama: Path, ranks: dict[int,
     load(engine, Digest("16"), ranks[16])
     run(engine)
     expected = run(engine, ask("q", adapter=Digest("16"))).tokens["q"]
+    adapters, store = engine.diagnostics.planner.adapters, engine.diagnostics.store
+    first = adapters.first_page_of(Digest("16"))
+    with torch.inference_mode():  # what it leaves need not be numbers
+        store.data[first : first + adapters.pages_of(Digest("16"))] = torch.nan
     ran = run(engine, *(ask(f"r{index}", prompt=ask(f"{index}").prompt) for index in range(6)))
     assert [event.digest for event in ran.of(AdapterEvicted)] == ["16"]
     assert not ran.of(ParkedNow)

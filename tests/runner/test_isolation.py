@@ -93,8 +93,7 @@ def test_pages_left_during_a_prompt_do_not_affect_their_next_sequence(
 def test_free_pages_and_other_rows_do_not_change_an_answer(
     family: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """Every free page holds NaN before every iteration, and a request computes NaN in the same iterations. A page that
-    an adapter leaves is free, too."""
+    """Every free page holds NaN before every iteration, and a request computes NaN in the same iterations."""
     base = save_base(family, tmp_path / "base", config=BY_NAME[family].config)
     engine = make_engine(base, prefill_chunk_tokens=24, **settings)
     make_token_nan(engine)

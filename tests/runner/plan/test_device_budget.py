@@ -234,6 +234,19 @@ AnyLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, de
 TestAnyLife = AnyLife.TestCase
 
 
+def test_an_adapter_whose_uses_are_forgotten_is_worth_nothing() -> None:
+    device = Device(10, max_adapters=2)
+    for adapter in (A, B):
+        device.load(adapter, 2)
+        device.used(adapter)
+    assert device.budget.reclaim(0, device.is_live) == [], "it was looked what each is worth"
+    for number in range(1100):
+        device.used(Digest(f"other {number}"))
+    device.used(A)
+    device.check()
+    assert device.load(C, 2).evicted == (B,)
+
+
 def test_adapters_lie_at_one_end_and_kv_at_the_other() -> None:
     device = Device(10)
     assert device.load(A, 3).run == PageRun(7, 3)

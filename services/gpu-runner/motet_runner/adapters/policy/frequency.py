@@ -22,7 +22,7 @@ class Frequency:
         self._counts: dict[Digest, float] = {}
 
     def used(self, digest: Digest) -> bool:
-        """→ True if all counts are smaller numbers now"""
+        """→ True if the counts of others have changed, too"""
         self._weight *= self._growth
         self._counts[digest] = self.of(digest) + self._weight
         if begins_anew := self._weight > _LARGEST:
@@ -31,6 +31,7 @@ class Frequency:
         if len(self._counts) > self._most:
             most_used = sorted(self._counts, key=self.of, reverse=True)
             self._counts = {one: self._counts[one] for one in most_used[: self._most // 2]}
+            return True
         return begins_anew
 
     def of(self, digest: Digest) -> float:
