@@ -98,7 +98,8 @@ def test_what_the_hosts_memory_keeps_no_more_leaves_later() -> None:
     assert requests.left == ["x", "w"]
 
 
-def test_what_the_hosts_memory_keeps_leaves_earlier_once_it_has_arrived() -> None:
+def test_what_the_hosts_memory_keeps_is_worth_less_once_it_has_arrived() -> None:
+    """It was looked what it is worth while it loaded from the disk. `check` computes that anew."""
     planner = make_planner(host_adapters=HostAdapters(MIB, adapters=1), bytes_of_rank=lambda rank: rank * MIB)
     requests = Requests(planner)
     planner.commands.load_adapter(Digest("x"), adapter_layout(1))

@@ -92,7 +92,7 @@ class PagedStore:
             self.data.index_copy_(0, self._numbers_of(to[part]), self.gather(pages[part]))
 
     def clear(self, pages: Sequence[int]) -> None:
-        """Zeroes pages, so that earlier owners' contents are gone."""
+        """Zeroes pages, so that earlier owners' contents are gone: other sequences' and adapters'."""
         if self.device.type == "cpu":  # torch would split each page among threads
             for page in pages:
                 self._numbers[page] = 0

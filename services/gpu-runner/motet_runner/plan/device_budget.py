@@ -307,8 +307,7 @@ class DeviceBudget:
         for one in evicted:
             self.release(one)
         targets = set(moves.values())
-        spare = next((page for page in self.pages.empty_pages if page not in targets), None)
-        copies = _copies(moves, spare) if moves else []
+        copies = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
         self.pages.relocate(moves)
         self.pages.take_these(run.pages[len(kv) :])
         for one, each in moved:
