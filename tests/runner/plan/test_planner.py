@@ -268,7 +268,9 @@ def test_users_of_an_adapter_are_counted_without_a_search(monkeypatch) -> None:
     planner.commands.park(R("b"), 1, 1, 1, ParkMethod.RECOMPUTE)
     monkeypatch.setattr(SequenceTable, "__iter__", lambda _: pytest.fail("every sequence was looked at"))
     assert [planner.sequences.live_on(Digest(adapter)) for adapter in "xyz"] == [1, 1, 0]
-    assert [planner.sequences.users_of(Digest(adapter)) for adapter in "xyz"] == [2, 1, 0]
+    planner.commands.park(R("c"), 1, 1, 1, ParkMethod.RECOMPUTE)
+    assert [planner.sequences.live_on(Digest(adapter)) for adapter in "xyz"] == [1, 0, 0]
+    assert [planner.sequences.has_users(Digest(adapter)) for adapter in "xyz"] == [True, True, False]
 
 
 def test_changes_of_states_are_reported() -> None:

@@ -120,9 +120,13 @@ class DeviceBudget:
 
     def could_grant(self, count: int, is_live: IsLive) -> bool:
         """True if a run fits, after evictions, into the pages and the number of adapters."""
-        idle = [run.length for adapter, run in self._runs.items() if not is_live(adapter)]
-        enough = self.pages.free + sum(idle) >= count
-        return enough and len(self._runs) - len(idle) < self.max_adapters
+        lacking, over = count - self.pages.free, len(self._runs) + 1 - self.max_adapters
+        for adapter, run in self._runs.items():
+            if lacking <= 0 and over <= 0:
+                break
+            if not is_live(adapter):
+                lacking, over = lacking - run.length, over - 1
+        return lacking <= 0 and over <= 0
 
     def check(self, held: Iterable[Sequence[int]], cached: Collection[int] = ()) -> None:
         """Recount: every page is free, an adapter's, in the prefix cache, or has exactly the holders in `held`. Raises
@@ -218,18 +222,20 @@ class DeviceBudget:
 
     def _idle(self, is_live: IsLive) -> list[Digest]:
         """In the order of eviction"""
-        return sorted((one for one in self._runs if not is_live(one)), key=self._rank)
+        idle = [one for one in self._runs if not is_live(one)]
+        for one in idle:
+            if one not in self._worth:
+                self._worth[one] = self._worth_of(one)
+        idle.sort(key=self._worth.__getitem__)
+        if self._pinned or any(map(self._is_awaited, idle)):  # mostly not, and this calls a function for each of them
+            idle.sort(key=lambda one: (one in self._pinned, self._is_awaited(one)))
+        return idle
 
     def _fewest(self, idle: Sequence[Digest], count: int) -> int:
-        """How many of these leave at least for `count` pages: to look for a place with fewer would be in vain."""
+        """How many of these leave at least for `count` pages: to look for a place with fewer would be in vain. One more
+        than there are, if all do not suffice."""
         free = accumulate((self._runs[one].length for one in idle), initial=self.pages.free)
-        return sum(pages < count for pages in free)
-
-    def _rank(self, adapter: Digest) -> tuple[bool, bool, float]:
-        worth = self._worth.get(adapter)
-        if worth is None:
-            worth = self._worth[adapter] = self._worth_of(adapter)
-        return adapter in self._pinned, self._is_awaited(adapter), worth
+        return next((number for number, pages in enumerate(free) if pages >= count), len(idle) + 1)
 
     def _worth_of(self, adapter: Digest) -> float:
         return self._frequency.of(adapter) * self._load_cost(adapter) / self._runs[adapter].length

@@ -28,9 +28,8 @@ class PageAllocator:
         self._holders = array("l", [0]) * capacity
         """Page → how many holders it has, without the prefix cache."""
         self._cached = bytearray(capacity)
-        self._numbers = np.frombuffer(self._holders, dtype=np.dtype(self._holders.typecode))
-        self._marks = np.frombuffer(self._cached, dtype=np.bool_)
-        """Both for all pages at a time, in the same memory"""
+        self._taken = bytearray(capacity)
+        """1 for each page that is not in `_free`"""
         self._only_cached = OrderedDict[int, None]()
         """Pages that only the cache holds, in the order in which it yields them. The first is found without a look at
         those that are gone, which a plain dict would pass by each time."""
@@ -57,7 +56,7 @@ class PageAllocator:
             self._take_from_cache(next(iter(self._only_cached)))
         taken = [self._free.popitem()[0] for _ in range(count)]
         for page in taken:
-            self._holders[page] = 1
+            self._holders[page] = self._taken[page] = 1
         return taken
 
     def share(self, pages: Sequence[int]) -> None:
@@ -88,6 +87,7 @@ class PageAllocator:
                 self._only_cached[page] = None
             else:
                 self._free[page] = None
+                self._taken[page] = 0
 
     # -- the prefix cache ----------------------------------------------------------------------------------------------
 
@@ -108,6 +108,7 @@ class PageAllocator:
         if page in self._only_cached:
             del self._only_cached[page]
             self._free[page] = None
+            self._taken[page] = 0
 
     def most_valuable_cached(self) -> Iterable[int]:
         """The pages that only the cache holds, in reverse order of their eviction."""
@@ -126,10 +127,10 @@ class PageAllocator:
 
     def in_use(self) -> npt.NDArray[np.bool_]:
         """By page: whether it is not empty."""
-        return (self._numbers > 0) | self._marks
+        return np.frombuffer(self._taken, np.bool_).copy()
 
     def is_empty(self, page: int) -> bool:
-        return not self._holders[page] and not self._cached[page]
+        return not self._taken[page]
 
     def first_cached(self, count: int) -> list[int]:
         """The pages that the cache would yield next, at most `count`."""
@@ -173,10 +174,12 @@ class PageAllocator:
         for page in pages:
             assert page in self._free, f"page {page} is not empty"
             del self._free[page]
+            self._taken[page] = 1
 
     def _free_last(self, pages: Sequence[int]) -> None:
         """These become free, and are handed out after all other free pages."""
         for page in reversed(pages):
+            self._taken[page] = 0
             self._free[page] = None
             self._free.move_to_end(page, last=False)
 
@@ -199,5 +202,7 @@ class PageAllocator:
         assert sorted(self._free) == free, (
             f"{self.capacity} pages, {len(self._free)} in the list of free pages, {len(free)} without a holder"
         )
+        marked_empty = [page for page in range(self.capacity) if not self._taken[page]]
+        assert marked_empty == free, f"pages that are marked as empty {marked_empty}, empty {free}"
         repeated = sum(count - 1 for count in counted.values())
         assert self._repeated == repeated, f"{self._repeated} pages counted as repeated, {repeated} are"

@@ -87,7 +87,7 @@ class ResidentAdapters:
             pages,
             max_adapters=max_adapters,
             kv_runs=lambda: [one.pages for one in table if contiguous and one.pages],
-            is_awaited=lambda one: table.users_of(one) > 0,
+            is_awaited=table.has_users,
             load_cost=self._load_cost,
         )
         self._pages = pages
@@ -582,7 +582,7 @@ class ResidentAdapters:
         return any(map(self._forgettable, self._dropped))
 
     def _forgettable(self, digest: Digest) -> bool:
-        return not self._table.users_of(digest)
+        return not self._table.has_users(digest)
 
     def _gone(self, digest: Digest) -> None:
         known = self._known[digest]

@@ -58,9 +58,9 @@ class SequenceTable:
         """Each adapter (or the base) that at least one sequence needs on the device. Their order has no meaning."""
         return self._live
 
-    def users_of(self, adapter: Digest) -> int:
-        """How many sequences need the adapter now, or when they resume."""
-        return self._users.get(adapter, 0)
+    def has_users(self, adapter: Digest) -> bool:
+        """True if sequences need the adapter now, or when they resume."""
+        return adapter in self._users
 
     def count(self, *states: State) -> int:
         return sum(sequence.state in states for sequence in self)
