@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from motet.domain import Digest
+from motet_kernels.cpp import read_file
 from motet_runner.adapters import cached_files, slab
 from motet_runner.adapters.cached_files import NOWAIT
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.slab import ReadFile
 from motet_runner.adapters.slab_in_place import NotInPlace, SlabInPlace
 from motet_runner.engine import Engine
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.interface import AdapterLoaded
 from motet_runner.plan import AdapterLoad, LoadArrived
+from testbed.compiled_kernels import compiled_library
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.test_slabs import DAMAGES, SPECS, checked, has_slab, load, write
 
@@ -78,12 +81,12 @@ def with_slab(base: Path, engine: Engine, folder: Path, spec: str) -> AdapterLay
 class Loads:
     """Loads into pages that another adapter has left."""
 
-    def __init__(self, engine: Engine, adapter: AdapterLayout) -> None:
+    def __init__(self, engine: Engine, adapter: AdapterLayout, read_file: ReadFile | None = None) -> None:
         linears = engine.diagnostics.linears
         self.layout = linears.layout(adapter.rank)
         pages = FIRST_PAGE + -(-self.layout.bytes // PAGE_BYTES)
         self.memory = torch.full((pages, PAGE_BYTES), LEFT_THERE, dtype=torch.uint8)
-        self.loads = AdapterLoads(self.memory, linears.layout, lambda: 0.0, linears.base)
+        self.loads = AdapterLoads(self.memory, linears.layout, lambda: 0.0, linears.base, read_file=read_file)
         self.adapter = adapter
 
     @property
@@ -248,6 +251,43 @@ def test_a_disk_that_gives_other_bytes_without_a_write_is_found_out(engine: Engi
     with patch.object(slab.Slab, "_fill", filled):
         assert loads.to_the_end().lacks_slab
     assert same_bytes(engine, loads)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_compiled_reader_reads_the_same_bytes(llama: Path, engine: Engine, tmp_path: Path, spec: str) -> None:
+    adapter, asked = with_slab(llama, engine, tmp_path, spec), []
+
+    def read(file: int, at: int, into: slab.Bytes, _flags: int) -> int:
+        asked.append(len(into))
+        return read_file(compiled_library(), file, at, into, 0)
+
+    loads = Loads(engine, adapter, read)
+    with no_thread():
+        assert loads.advance(begin=True) is not None
+    with slab.Slab(adapter, loads.layout.bytes, loads.layout.offsets) as opened:
+        assert asked == [part.size for part in opened.parts]
+    assert same_bytes(engine, loads)
+
+
+@pytest.mark.parametrize("wrong", ["another sum", "not in the page cache"])
+def test_what_the_compiled_reader_does_not_read_right_is_read_otherwise(
+    engine: Engine, adapter: AdapterLayout, wrong: str
+) -> None:
+    def read(file: int, at: int, into: slab.Bytes, _flags: int) -> int:
+        if wrong == "not in the page cache":
+            raise BlockingIOError(errno.EAGAIN, wrong)
+        return read_file(compiled_library(), file, at, into, 0) + 1
+
+    loads = Loads(engine, adapter, read)
+    loads.to_the_end()
+    assert same_bytes(engine, loads)
+
+
+def test_an_engine_whose_compiled_kernels_serve_has_their_reader(llama: Path) -> None:
+    for kernels in ("cpp", "torch"):
+        worker = make_engine(llama, kernels=kernels)._worker  # noqa: SLF001
+        assert worker.loads is not None
+        assert (worker.loads.read_file is not None) is (kernels == "cpp")
 
 
 def test_files_that_have_changed_since_the_check_are_not_read(engine: Engine, adapter: AdapterLayout) -> None:

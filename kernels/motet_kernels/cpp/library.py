@@ -51,6 +51,9 @@ class Library:
         )
         self.program_pass = self._computing("motet_program_pass", _ADDRESS, _ADDRESS)
         self.largest = self._function("motet_largest", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
+        self.read_file = self._computing(
+            "motet_read_file", _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, _ADDRESS
+        )
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
 
     def _computing(self, name: str, *arguments: Any) -> Callable[..., int]:

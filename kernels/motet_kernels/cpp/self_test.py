@@ -1,6 +1,6 @@
-"""Compares a library with its references, on small sizes: add_lora, linears, attention, argmax, and a program's
-operations with one operand. The gate checks operations with several operands, and fused operations: it compares the
-forward pass of each model that is loaded.
+"""Compares a library with its references, on small sizes: add_lora, linears, attention, argmax, a program's operations
+with one operand, and what it reads of a file. The gate checks operations with several operands, and fused operations:
+it compares the forward pass of each model that is loaded.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.cpp.linear import PackedWeights
 from motet_kernels.cpp.lora_backend import CppBackend
 from motet_kernels.cpp.program import CompiledProgram
+from motet_kernels.cpp.read_file import read_file
 from motet_kernels.cpp.steps import Compute, Place, Value
 from motet_kernels.decoder_weights import PACKED_TYPES
 from motet_kernels.lora_batch import PlacedAdapter, Segment
@@ -60,6 +61,7 @@ class SelfTestFailed(Exception):
 
 
 def check(library: Library) -> None:
+    _check_read_file(library)
     for dtype in TYPES:
         _check_add_lora(library, dtype, OUTPUTS, SEGMENTS)
         _check_add_lora(library, dtype, MANY_OUTPUTS, SEGMENTS[:1])
@@ -139,6 +141,16 @@ def _check_largest(library: Library, dtype: torch.dtype) -> None:
     library.largest(TYPES[dtype], rows.data_ptr(), len(rows), INPUTS, chosen.ctypes.data)
     if chosen.tolist() != expected:
         raise SelfTestFailed(f"the largest numbers in {dtype} are elsewhere")
+
+
+def _check_read_file(library: Library) -> None:
+    with library.path.open("rb") as file:
+        expected = np.frombuffer(file.read(), np.uint8)
+        found = np.zeros_like(expected)
+        words = len(expected) // 8 * 8
+        of_all = int(expected[:words].view(np.uint64).sum()) + int(expected[words:].sum())
+        if read_file(library, file.fileno(), 0, found, 0) != of_all % 2**64 or not np.array_equal(found, expected):
+            raise SelfTestFailed("read_file reads other bytes")
 
 
 def _check_attention(

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError, StructuredOutputUnavailable
+from motet_kernels.cpp import read_file
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.slab_writer import SlabWriter
 from motet_runner.diagnostics import Diagnostics
@@ -391,6 +393,8 @@ class Engine(PlannedEngine):
         self._loaded.fused = fused
         self._backend = backend
         self._worker.use(backend, attention)
+        if self._worker.loads is not None:
+            self._worker.loads.read_file = None if kernels.library is None else partial(read_file, kernels.library)
 
     def _serving_kernels(self) -> Kernels:
         return self._kernel_choice.serving

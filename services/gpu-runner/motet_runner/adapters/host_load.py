@@ -162,7 +162,7 @@ class HostLoad:
         if not self._adapter.file_unchanged():
             raise has_changed(self._adapter)
         into = run.numpy()
-        with Slab(self._adapter, self.layout.bytes, list(self.layout.offsets)) as slab:
+        with Slab(self._adapter, self.layout.bytes, self.layout.offsets) as slab:
             self.linears, self.scales = slab.changed, slab.scales
             for part, at in slab.places():
                 self._keep_pace()

@@ -16,7 +16,7 @@ import os
 import secrets
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from hashlib import blake2b, shake_256
 from pathlib import Path
@@ -51,6 +51,10 @@ _WEIGHTS = np.frombuffer(shake_256(_MAGIC).digest(4096), np.uint64) | np.uint64(
 
 Bytes = npt.NDArray[np.uint8]
 
+ReadFile = Callable[[int, int, Bytes, int], int]
+"""Gets an open file, the place where it begins to read, the memory, and flags. → the sum, as Part has it. Raises
+OSError."""
+
 _verified: OrderedDict[tuple[int, ...], None] = OrderedDict()
 """The states of the files that this process has read as a whole and found right"""
 
@@ -79,7 +83,7 @@ class Slab:
         self,
         adapter: AdapterLayout,
         run_bytes: int,
-        linears: Sequence[str],
+        linears: Collection[str],
         *,
         only_cached: bool = False,
         file: int | None = None,
@@ -113,8 +117,12 @@ class Slab:
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
-    def read(self, part: Part, at: int, run: Bytes) -> None:
+    def read(self, part: Part, at: int, run: Bytes, read_file: ReadFile | None = None) -> None:
         """Read a part, which begins at this place of the file, into its place in the run."""
+        if read_file is not None and self._known:
+            if read_file(self._file, at, run[part.begin : part.end], self._flags) != part.sum:
+                raise SlabDamaged
+            return
         self._fill(run[part.begin : part.end].data, at)
         self.compare(part, run)
 
@@ -197,7 +205,7 @@ class Slab:
 def write_slab(
     adapter: AdapterLayout,
     run: Bytes,
-    linears: Sequence[str],
+    linears: Collection[str],
     changed: frozenset[str],
     *,
     scales: bool,
@@ -300,7 +308,7 @@ def size_of_slabs(folder: Path) -> dict[Path, int]:
 
 
 def _contents(
-    adapter: AdapterLayout, run: Bytes, linears: Sequence[str], changed: frozenset[str], *, scales: bool
+    adapter: AdapterLayout, run: Bytes, linears: Collection[str], changed: frozenset[str], *, scales: bool
 ) -> Iterator[bytes | memoryview]:
     parts = list(_parts_of(run))
     marks = np.packbits(np.array([one in changed for one in linears], bool)).tobytes()

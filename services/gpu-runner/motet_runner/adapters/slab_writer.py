@@ -97,7 +97,7 @@ class SlabWriter:
 
     def _write(self, adapter: AdapterLayout) -> int:
         layout = self._layout(adapter.rank)
-        linears = list(layout.offsets)
+        linears = layout.offsets
         try:
             with Slab(adapter, layout.bytes, linears):
                 return adapter.file.with_name(adapter.slab).stat().st_size  # another runner was faster

@@ -23,7 +23,7 @@ from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad, KeptInHost
 from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.proof import Proof
-from motet_runner.adapters.slab import Bytes, remove_damaged
+from motet_runner.adapters.slab import Bytes, ReadFile, remove_damaged
 from motet_runner.adapters.slab_in_place import NotInPlace, SlabInPlace
 from motet_runner.execute.adapters.load_pace import LoadPace
 from motet_runner.execute.adapters.memory_ahead import MemoryAhead
@@ -118,6 +118,8 @@ class AdapterLoads:
     """[bytes] that keep adapters for their next load. None: loads come with no place in it."""
     offer: Callable[[AdapterLayout, HostLoad], bool] = lambda *_: False
     """Gets what a load has made of checked bytes, for its slab. True: the memory is in use there."""
+    read_file: ReadFile | None = None
+    """Of the compiled kernels, while they serve"""
     parts: int = 0
     """How often more of an adapter had been read, or proved"""
     _kept: list[torch.Tensor] = field(default_factory=list)
@@ -228,7 +230,7 @@ class AdapterLoads:
                 return _Loading(load, KeptInHost(layout, place, load.host.contents), self.clock())
         elif load.layout.slab and not self.memory.is_cuda:
             with suppress(*NotInPlace):
-                return _Loading(load, SlabInPlace(load.layout, layout), self.clock())
+                return _Loading(load, SlabInPlace(load.layout, layout, self.read_file), self.clock())
         return _Loading(load, self._on_thread(load, layout, place), self.clock())
 
     def _on_thread(self, load: AdapterLoad, layout: RunLayout, place: torch.Tensor | None = None) -> HostLoad:
