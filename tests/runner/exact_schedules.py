@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
-from motet.errors import MotetError
+from motet.errors import Declined
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, Logprobs, NewSequence, Sampling, State
 from motet_runner.plan import StepPlan
@@ -257,14 +257,17 @@ class Schedules:
     def _give(self, new: NewSequence, number: int) -> None:
         engine = self.engines[number]
         if number in RUNS:
-            new = replace(new, promise=LARGER * new.promise)
+            planner = engine.planner
+            most = planner.memory.ledger.limit_beside(planner.adapters.pages_of(new.adapter))
+            new = replace(new, promise=min(most, LARGER * new.promise))
         while True:
             try:
                 engine.add(new)
-            except MotetError:  # no room now
+            except Declined:
                 self.happened["declined"] += 1
                 self._step(number)
                 self._resume_all(number)
+                self._load_all(number)
             else:
                 return
 
@@ -298,12 +301,18 @@ class Schedules:
             self._resume_all(number)
         if entries and chance() < 0.05:
             self._move(self.random.choice(entries).request, number, other)
-        for digest, folder in self.adapters.items():
-            if any(entry.state is State.LOADING and entry.adapter == digest for entry in entries):
-                load(engine, digest, folder)
-            elif chance() < 0.01 and not any(entry.adapter == digest for entry in engine.report().sequences):
+        self._load_all(number)
+        for digest in self.adapters:
+            if chance() < 0.01 and not any(entry.adapter == digest for entry in engine.report().sequences):
                 engine.drop_adapter(digest)
                 self.happened["adapter dropped"] += 1
+
+    def _load_all(self, number: int) -> None:
+        """What was dropped, and is waited for: no request gets room while others wait for ever."""
+        for digest in sorted(
+            {one.adapter for one in self.engines[number].report().sequences if one.state is State.LOADING}
+        ):
+            load(self.engines[number], digest, self.adapters[digest])
 
     def _resume_all(self, number: int) -> None:
         for entry in self.engines[number].report().sequences:
