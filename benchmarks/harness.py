@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import psutil
 
@@ -179,6 +179,7 @@ class Result:
         return row | {"against": against}
 
 
+T = TypeVar("T")
 Measure = Callable[[], Awaitable[float]]
 
 Do = Callable[[], object]
@@ -197,23 +198,25 @@ def microseconds(do: Do, calls: int) -> Measure:
 
 
 async def alternate(
-    a: Measure,
-    b: Measure,
+    a: Callable[[], Awaitable[T]],
+    b: Callable[[], Awaitable[T]],
     *,
     pairs: int = 10,
     attempts: int | None = None,
     own: Sequence[psutil.Process] = (),
     quiet_share: float = QUIET_SHARE,
     turns: int = 1,
+    of_turns: Callable[[Sequence[T]], float] = statistics.median,  # type: ignore[assignment] # then T is float
 ) -> Pairs:
     """Measure A B, B A, A B … until there are enough quiet pairs, at most `attempts` pairs (default:
-    three times as many). A pair with several `turns` has the median of each side. Use them when a side takes
-    milliseconds: if a core is slow for half a second, that would otherwise affect one side of a pair only."""
+    three times as many). A pair with several `turns` has the median of each side, or `of_turns`. Use them
+    when a side takes milliseconds: if a core is slow for half a second, that would otherwise affect one side of a pair
+    only."""
     tried: list[tuple[float, float, float]] = []
     quiet = 0
     max_attempts = attempts or 3 * pairs
     while quiet < pairs and len(tried) < max_attempts:
-        firsts, seconds = list[float](), list[float]()
+        firsts, seconds = list[T](), list[T]()
         with measuring_other_load(own) as foreign:
             for turn in range(turns):
                 if (len(tried) + turn) % 2:
@@ -222,7 +225,7 @@ async def alternate(
                 else:
                     firsts.append(await a())
                     seconds.append(await b())
-        tried.append((foreign.share, statistics.median(firsts), statistics.median(seconds)))
+        tried.append((foreign.share, of_turns(firsts), of_turns(seconds)))
         quiet += foreign.share <= quiet_share
     disturbed = quiet < pairs
     of_quietness = sorted(range(len(tried)), key=lambda number: tried[number][0])
