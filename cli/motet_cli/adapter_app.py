@@ -1,5 +1,6 @@
 """`motet adapter`: declares its commands. The modules `adapter_*` carry them out."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from motet.domain import MAX_LORA_RANK
 from motet.errors import SetupError
+from motet_cli.json_errors import error_in_json
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -70,9 +72,11 @@ def check(  # noqa: PLR0917 - typer calls it by name
     it computes is not what PEFT computes."""
     from motet_cli.adapter_check import check as run
 
-    raise typer.Exit(
-        run(data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json, proves=proof)
-    )
+    with error_in_json(as_json=as_json):
+        status = run(
+            data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json, proves=proof
+        )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -99,7 +103,9 @@ def ls(data_dir: DataDir, as_json: AsJson = False) -> None:
     """List the adapters of the local stack: their phase, digest and rank, and which runners have them."""
     from motet_cli.adapter_commands import ls as run
 
-    raise typer.Exit(run(data_dir, as_json=as_json))
+    with error_in_json("adapters", as_json=as_json):
+        status = run(data_dir, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -107,8 +113,10 @@ def show(name: Name, data_dir: DataDir, namespace: Namespace = None, as_json: As
     """Show all about one adapter: its revision and source, warnings, and conditions with what to do."""
     from motet_cli.adapter_commands import show as run
 
-    space, own = named(name, namespace)
-    raise typer.Exit(run(data_dir, own, namespace=space, as_json=as_json))
+    with error_in_json(as_json=as_json):
+        space, own = named(name, namespace)
+        status = run(data_dir, own, namespace=space, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -151,42 +159,20 @@ def push(  # noqa: PLR0917 - typer calls it by name
     revision. Exit status 1: it is refused, or not served in time.
 
     With --to, send it elsewhere instead: credentials come from the environment. Exit status 2: it could not be sent."""
-    if to is not None and below is not None:
-        raise SetupError("--below is for what the local stack serves. Remove it, or --to.")
-    if to is not None:
-        from motet_cli.adapter_upload import upload
-
-        space, own = named(name, namespace, "--as")
-        raise typer.Exit(
-            upload(
-                data_dir,
-                folder,
-                name=own,
-                namespace=space,
-                model=model,
-                to=to,
-                pool=pool,
-                secret=secret,
-                as_json=as_json,
-            )
-        )
-    if pool is not None or secret is not None:
-        raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
-    from motet_cli.adapter_push import error_in_json
-    from motet_cli.adapter_push import push as run
+    from motet_cli.adapter_push import push as serve
+    from motet_cli.adapter_upload import upload
 
     with error_in_json("check", "pushed", as_json=as_json):
+        if to is not None and below is not None:
+            raise SetupError("--below is for what the local stack serves. Remove it, or --to.")
+        if to is None and (pool is not None or secret is not None):
+            raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
         space, own = named(name, namespace, "--as")
-        status = run(
-            data_dir,
-            folder,
-            name=own,
-            namespace=space,
-            model=model,
-            below=below,
-            wait_seconds=0.0 if no_wait else wait,
-            as_json=as_json,
-        )
+        if to is None:
+            run = partial(serve, below=below, wait_seconds=0.0 if no_wait else wait)
+        else:
+            run = partial(upload, to=to, pool=pool, secret=secret)
+        status = run(data_dir, folder, name=own, namespace=space, model=model, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -206,9 +192,11 @@ def rollback(  # noqa: PLR0917 - typer calls it by name
     """Serve an earlier revision again, also if its source has lost the files while this machine still has them."""
     from motet_cli.adapter_rollback import rollback as run
 
-    space, own = named(name, namespace)
     wait_seconds = 0.0 if no_wait else wait
-    raise typer.Exit(run(data_dir, own, namespace=space, to=to, wait_seconds=wait_seconds, as_json=as_json))
+    with error_in_json("check", "pushed", as_json=as_json):
+        space, own = named(name, namespace)
+        status = run(data_dir, own, namespace=space, to=to, wait_seconds=wait_seconds, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -220,7 +208,6 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove an adapter that was pushed, and its files if no other manifest names them."""
-    from motet_cli.adapter_push import error_in_json
     from motet_cli.adapter_push import rm as run
 
     with error_in_json("removed", as_json=as_json):

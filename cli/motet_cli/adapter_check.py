@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import orjson
 import structlog
@@ -14,6 +14,7 @@ import typer
 from motet.adapter_template import AdapterTemplate
 from motet.digest import adapter_digest, adapter_files
 from motet.errors import AdapterError, SetupError
+from motet.resources.pool import Dtype
 from motet_cli.adapter_bases import Base, base_named, limits_of
 from motet_cli.folders import folder_named, readable
 from motet_cli.printer import Part, Printer
@@ -41,6 +42,8 @@ def check(
 ) -> int:
     """Exit status 1: a runner would refuse the adapter, its recorded answers are those of another model, or PEFT
     computes something else. `proves`: load the base model, too."""
+    if dtype is not None and dtype not in get_args(Dtype):
+        raise SetupError(f"--dtype {dtype!r} is unknown. Choose one of {', '.join(get_args(Dtype))}.")
     folder = adapter_folder_named(folder)
     base = base_named(model, data_dir, dtype=dtype, max_lora_rank=max_lora_rank)
     document = check_document(folder, base, proves=proves)

@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import typer
 
 from motet.clock import Clock, monotonic
 from motet.domain import Digest, ObjectName
-from motet.errors import AdapterError, MotetError, SetupError
+from motet.errors import AdapterError, SetupError
 from motet.resources import LoRAAdapter, Manifest, ServingPool, read_file
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_found, verdict_document, verdict_for
@@ -112,19 +111,6 @@ def push(
     if not as_json:
         _print_outcome(key, outcome, pool, stack, [one for one in warnings if one not in found["warnings"]])
     return outcome.status
-
-
-@contextmanager
-def error_in_json(*fields: str, as_json: bool) -> Iterator[None]:
-    """Also what could not be done is on standard output then: its code says whether that is for who asked to correct,
-    or for who runs the stack. `fields`: what the command says otherwise."""
-    try:
-        yield
-    except MotetError as error:
-        if as_json:
-            document = dict.fromkeys(fields) | {"error": {"code": error.code, "message": error.message}}
-            typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
-        raise
 
 
 def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float, as_json: bool = False) -> int:

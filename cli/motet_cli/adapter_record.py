@@ -42,12 +42,12 @@ def _known(dtype: str) -> str:
 
 def _lines(file: Path) -> list[str]:
     """One prompt per line"""
-    with readable(file), expanded(file).open("rb") as opened:
+    with readable(file, "--prompts"), expanded(file).open("rb") as opened:
         raw = opened.read(MAX_PROMPTS_BYTES + 1)
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise SetupError(f"{file} is not UTF-8. Write one prompt per line.") from None
+        raise SetupError(f"--prompts: {file} is not UTF-8. Write one prompt per line.") from None
     if len(raw) > MAX_PROMPTS_BYTES:
-        raise SetupError(f"{file} has more than {MAX_PROMPTS_BYTES} bytes. Give a few prompts, one per line.")
+        raise SetupError(f"--prompts: {file} has more than {MAX_PROMPTS_BYTES} bytes. Give a few, one per line.")
     return [line for line in text.splitlines() if line.strip()]

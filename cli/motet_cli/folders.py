@@ -23,12 +23,13 @@ def folder_named(path: Path | str) -> Path | None:
 
 
 @contextmanager
-def readable(path: Path | str) -> Iterator[None]:
-    """SetupError for errors of the file system, and for names that no output can have."""
+def readable(path: Path | str, option: str = "") -> Iterator[None]:
+    """SetupError for errors of the file system, and for names that no output can have. `option`: which names it"""
     try:
         str(path).encode()
         yield
     except UnicodeEncodeError:
         raise SetupError(f"the name of the folder {str(path)!r} is not UTF-8. Rename it.") from None
     except OSError as error:
-        raise SetupError(f"{error.filename or path} can't be read: {error.strerror}.") from error
+        named = f"{option}: " if option else ""
+        raise SetupError(f"{named}{error.filename or path} can't be read: {error.strerror}.") from error

@@ -187,7 +187,7 @@ def test_what_cannot_be_checked_is_named(adapter: Path, base: Path, tmp_path: Pa
         run(adapter / "adapter_config.json", base, tmp_path)
     with pytest.raises(SetupError, match="--model 'llama' is no folder, and no local stack runs"):
         run(adapter, "llama", tmp_path)
-    with pytest.raises(SetupError, match=r"engine\.dtype 'int3' is unknown"):
+    with pytest.raises(SetupError, match="--dtype 'int3' is unknown"):
         run(adapter, base, tmp_path, dtype="int3")
 
 

@@ -666,6 +666,27 @@ def test_with_json_the_code_of_an_error_says_who_can_correct_it(stack: StandingS
     assert said == [(None, None, "state_directory_unusable"), (None, None, "setup_error")]
 
 
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        (("check", "nowhere"), {}),
+        (("ls",), {"adapters": None}),
+        (("show", "a/b/c"), {}),
+        (("push", str(PIRATE), "--as", "desk", "--to", "s3://ab"), {"check": None, "pushed": None}),
+        (("push", str(PIRATE), "--as", "desk", "--pool", "demo"), {"check": None, "pushed": None}),
+        (("rollback", "desk"), {"check": None, "pushed": None}),
+    ],
+)
+def test_every_command_with_json_also_prints_its_error_as_json(
+    command: tuple[str, ...], fields: dict[str, None], tmp_path: Path
+) -> None:
+    done = motet("adapter", *command, "--data-dir", str(tmp_path), "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert f"motet: {document.pop('error')['message']}\n" in done.stderr
+    assert document == fields
+
+
 def test_a_removal_in_json_says_what_went_and_who_can_correct_an_error(stack: StandingStack, tmp_path: Path) -> None:
     assert push(stack, PIRATE) == 0
     done = motet("adapter", "rm", "desk", "--data-dir", str(stack.data), "--json")

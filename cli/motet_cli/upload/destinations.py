@@ -40,7 +40,8 @@ def destination_of(to: str, settings: Settings, environment: Mapping[str, str]) 
         if to.startswith(REGISTRY.prefix):
             return _InRegistry(to, settings, environment)
     except AdapterFetchFailed as wrong:
-        raise SetupError(f"--to: {wrong.message.removeprefix('source.image: ')}") from None
+        said = wrong.message.removeprefix("source.image: ").replace(_tag_of(ANY_DIGEST), "")
+        raise SetupError(f"--to: {said}") from None
     raise SetupError(f"--to must be {BUCKET.example} or {REGISTRY.example}.")
 
 
@@ -80,4 +81,8 @@ class _InRegistry:
         return Registry(self._uri(digest), self._account).send(blobs, may_replace=self._has_tag)
 
     def _uri(self, digest: Digest) -> oci.OciUri:
-        return oci.parse(self._to if self._has_tag else f"{self._to}:motet-{hex_of(digest)[:TAG_DIGITS]}", "")
+        return oci.parse(self._to if self._has_tag else f"{self._to}{_tag_of(digest)}", "")
+
+
+def _tag_of(digest: Digest) -> str:
+    return f":motet-{hex_of(digest)[:TAG_DIGITS]}"

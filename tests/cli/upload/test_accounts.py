@@ -124,7 +124,8 @@ def test_white_space_around_credentials_of_aws_is_left_out() -> None:
         ("https://host/x", r"--to must be s3://bucket/folder or oci://ghcr\.io/acme/pirate:v1"),
         ("s3://B/x", "--to: s3://B/x does not name a bucket"),
         ("s3://bucket/../x", r"'\.\.' in its path"),
-        ("oci://ghcr.io", "--to: oci://ghcr.io.* must name a registry, a repository in it"),
+        ("s3://ab", "--to: s3://ab does not name a bucket.* has 3 to 63 lower-case letters"),
+        ("oci://ghcr.io", "--to: oci://ghcr.io must name a registry, a repository in it"),
         (f"oci://{IMAGE}@sha256:{'0' * 64}", "--to takes a tag and no digest"),
     ],
 )

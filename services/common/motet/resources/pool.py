@@ -60,6 +60,8 @@ MAX_ADAPTERS = 1_000_000
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """The resources of nodes that are whole GPUs"""
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
 Preset = Literal["paged-chunk", "paged-promises", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
 
 
@@ -179,7 +181,7 @@ class EngineSpec(ResourceModel):
     """The quantile of the estimated length of an answer, in percent, that a request is promised pages for. Presets that
     promise without an estimate ignore it. Absent: 80."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    dtype: Dtype | None = None
     """The dtype of weights, keys and values. `auto`: the model's own dtype on a GPU; on a CPU bfloat16 for a model in
     bfloat16 if the CPU multiplies it fast, else float32."""
 

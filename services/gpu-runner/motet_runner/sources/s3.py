@@ -69,7 +69,10 @@ def parse(uri: str, _: str) -> S3Uri:
     bucket, _, path = uri.removeprefix("s3://").partition("/")
     path = path.removesuffix("/")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise AdapterFetchFailed(f"{uri} does not name a bucket. Write s3://bucket/folder.")
+        raise AdapterFetchFailed(
+            f"{uri} does not name a bucket, as s3://bucket/folder does. A bucket's name has 3 to 63 lower-case "
+            "letters, digits, '.' and '-', and begins and ends with a letter or digit."
+        )
     if path and any(part in ("", ".", "..") for part in path.split("/")):
         raise AdapterFetchFailed(f"{uri} has an empty part, '.' or '..' in its path. Write s3://bucket/folder.")
     if len(path.encode()) >= MAX_PREFIX_BYTES:
