@@ -256,13 +256,11 @@ class Schedules:
 
     def _give(self, new: NewSequence, number: int) -> None:
         engine = self.engines[number]
-        if number in RUNS:
-            planner = engine.planner
-            most = planner.memory.ledger.limit_beside(planner.adapters.pages_of(new.adapter))
-            new = replace(new, promise=min(most, LARGER * new.promise))
+        planner, promise = engine.planner, new.promise * (LARGER if number in RUNS else 1)
         while True:
+            most = planner.memory.ledger.limit_beside(planner.adapters.pages_of(new.adapter))  # once it is known
             try:
-                engine.add(new)
+                engine.add(replace(new, promise=min(promise, most)))
             except Declined:
                 self.happened["declined"] += 1
                 self._step(number)
