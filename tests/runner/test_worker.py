@@ -1,16 +1,19 @@
 """Plans and results are all that passes between the engine and its worker, and they are numbers (OR-13, OR-14)."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from motet.domain import Digest, KVShape, ParkMethod, RequestId
+from motet.domain import BASE, Digest, KVShape, ParkMethod, RequestId
 from motet_runner.engine import Engine
+from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -18,7 +21,7 @@ from motet_runner.plan import Copy, StepPlan, StepResult, Tier
 from motet_runner.plan.size_limit import CALLS_UNTIL_LARGER
 from motet_runner.step_costs import StepCosts
 from motet_runner.worker_control import Worker
-from tests.runner.engines import ask, load, make_engine, run
+from tests.runner.engines import ask, load, make_device_engine, make_engine, make_local_engine, run
 from tests.runner.random_models import RandomAdapter, save_adapter
 
 DIGEST = Digest("sha256:1")
@@ -78,6 +81,31 @@ def test_a_worker_behind_a_channel_of_bytes_computes_the_same(llama: Path, adapt
     channel = through_a_channel(engine)
     assert everything(engine, adapter) == expected
     assert not any(b"torch" in message for message in channel.plans + channel.results), "no tensor travels"
+
+
+@pytest.mark.parametrize("make", [make_local_engine, make_device_engine], ids=["local", "device"])
+def test_adapters_come_to_their_pages_before_rows_are_computed(
+    make: Callable[..., Engine], llama: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that is given up may have written to pages that these rows begin."""
+    engine = make(llama)
+    worker = engine.diagnostics.worker
+    order: list[str] = []
+    for owner, name in ((AdapterLoads, "advance"), (type(worker), "_compute")):
+        monkeypatch.setattr(owner, name, noting(order, getattr(owner, name)))
+    load(engine, DIGEST, adapter)
+    run(engine, *(ask(f"r{number}", adapter=DIGEST if number else BASE, max_tokens=6) for number in range(3)))
+    before = [order[at - 1] for at, one in enumerate(order) if one == "_compute"]
+    assert before, order
+    assert set(before) == {"advance"}
+
+
+def noting(order: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*given: object, **more: object) -> object:
+        order.append(method.__name__)
+        return method(*given, **more)
+
+    return noted
 
 
 def test_the_plan_of_a_long_sequence_is_as_short_as_that_of_a_short_one(llama: Path) -> None:
