@@ -40,6 +40,9 @@ class Loader:
         self._bytes = linears.run_bytes(RANK)
         in_host = adapter_memory(ADAPTERS * self._bytes, pinned=False)
         self._loads = AdapterLoads(memory, linears.layout, time.perf_counter, linears.base, in_host=in_host)
+        of_worker = engine.diagnostics.worker.loads
+        assert of_worker is not None
+        self._loads.read_file = of_worker.read_file
         self._number = 0
         self.memory = memory.view(-1)[: self._bytes]
 
