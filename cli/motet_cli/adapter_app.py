@@ -159,9 +159,6 @@ def push(  # noqa: PLR0917 - typer calls it by name
     revision. Exit status 1: it is refused, or not served in time.
 
     With --to, send it elsewhere instead: credentials come from the environment. Exit status 2: it could not be sent."""
-    from motet_cli.adapter_push import push as serve
-    from motet_cli.adapter_upload import upload
-
     with error_in_json("check", "pushed", as_json=as_json):
         if to is not None and below is not None:
             raise SetupError("--below is for what the local stack serves. Remove it, or --to.")
@@ -169,8 +166,12 @@ def push(  # noqa: PLR0917 - typer calls it by name
             raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
         space, own = named(name, namespace, "--as")
         if to is None:
+            from motet_cli.adapter_push import push as serve
+
             run = partial(serve, below=below, wait_seconds=0.0 if no_wait else wait)
         else:
+            from motet_cli.adapter_upload import upload
+
             run = partial(upload, to=to, pool=pool, secret=secret)
         status = run(data_dir, folder, name=own, namespace=space, model=model, as_json=as_json)
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-// What each call of the library reads and writes, described once for three walks through it: one checks the call, one
+// What each call of the library that computes reads and writes, described once for three walks through it: one checks the call, one
 // records it, and one makes it again from a record.
 //
 // A description is a structure with the arguments of a call, and three members: NAME, `walk` and `run`. `walk` goes

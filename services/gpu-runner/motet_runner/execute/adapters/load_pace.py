@@ -23,8 +23,8 @@ class LoadPace:
         self._iteration = _average(self._iteration, seconds)
 
     def loaded(self, size: int, cpu_seconds: float) -> None:
-        """`cpu_seconds`: what the thread took that read `size` bytes. Others that help it do so in the same time. A disk
-        that has not answered takes none."""
+        """`cpu_seconds`: what the thread took that read `size` bytes. Others that help it do so in the same time. A
+        disk that has not answered takes none."""
         self._byte = _average(self._byte, cpu_seconds / size)
 
     @property
