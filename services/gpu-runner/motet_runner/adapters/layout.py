@@ -77,7 +77,10 @@ class FileStamp(NamedTuple):
     @classmethod
     def of(cls, file: int | Path) -> "FileStamp":
         """Raises OSError if the path does not exist."""
-        status = os.stat(file)  # noqa: PTH116 - takes a descriptor, too
+        return cls.of_status(os.stat(file))  # noqa: PTH116 - takes a descriptor, too
+
+    @classmethod
+    def of_status(cls, status: os.stat_result) -> "FileStamp":
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 

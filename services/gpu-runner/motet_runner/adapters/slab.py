@@ -217,8 +217,7 @@ def write_slab(
     try:
         used = os.fstat(folder).st_mtime_ns
         # If the folder is replaced meanwhile, the slab goes with the old one: it may be made of what was found damaged.
-        status = os.stat(adapter.file.name, dir_fd=folder)
-        if FileStamp(status.st_size, status.st_mtime_ns, status.st_ino) != adapter.stamp:
+        if FileStamp.of_status(os.stat(adapter.file.name, dir_fd=folder)) != adapter.stamp:
             raise FileNotFoundError(f"{adapter.file} has changed")
         check_room(folder, len(run))
         draft = f".{adapter.slab}-{secrets.token_hex(8)}"

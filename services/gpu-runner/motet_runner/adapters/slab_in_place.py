@@ -30,8 +30,7 @@ class SlabInPlace:
 
     def __init__(self, adapter: AdapterLayout, layout: RunLayout, read_file: ReadFile | None = None) -> None:
         """`read_file`: is faster than one thread of Python. Raises NotInPlace."""
-        status = status_of_cached(adapter.path)
-        if FileStamp(status.st_size, status.st_mtime_ns, status.st_ino) != adapter.stamp:
+        if FileStamp.of_status(status_of_cached(adapter.path)) != adapter.stamp:
             raise has_changed(adapter)
         self._read_file = read_file
         self.layout = layout
