@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.adapter_proofs import measure_proofs
 from benchmarks.adapter_stack import TENANTS, HostileAdapters, owner_of
-from benchmarks.adapter_traffic import Traffic
+from benchmarks.adapter_traffic import Traffic, p95_of_all
 from benchmarks.adapters import Service
 from benchmarks.engine_run import Ask, Run
 from benchmarks.many_adapters import RANKS, WEIGHTS, ManyAdapters
@@ -62,8 +62,11 @@ async def test_traffic_loads_what_is_not_on_the_device_and_nothing_else(tmp_path
     """Mutation: the engine learns of all adapters at the beginning. It loads them before they are asked for."""
     given = Namespace(prompt=4, output=2, vocabulary=SMALL.vocabulary, neighbour_tokens=20)
     traffic = Traffic(model, ManyAdapters(SMALL, tmp_path, 12), 4, given)
-    assert await traffic.first_tokens(3, cold=True)() > 0
-    assert await traffic.first_tokens(3, cold=False)() > 0
+    for cold in (True, False):
+        first = await traffic.first_tokens(3, cold=cold)()
+        assert len(first) == 3
+        assert min(first) > 0
+    assert p95_of_all([[3.0] * 9, [1.0] * 9 + [2.0], [1.0] * 181]) == 2.0
     one, another = map(traffic.digests.index, traffic.cold(2))
     asks, served = traffic.serve([one, another, one])
     assert served.loads == 2
