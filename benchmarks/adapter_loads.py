@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.engine_run import settle
 from benchmarks.harness import Measure, Pairs, Result, alternate
 from benchmarks.random_llama import LlamaShape, random_adapter
 from motet.domain import Digest
@@ -43,6 +44,7 @@ class Loader:
         of_worker = engine.diagnostics.worker.loads
         assert of_worker is not None
         self._loads.read_file = of_worker.read_file
+        print(f"slabs are read by {'Python' if of_worker.read_file is None else 'the compiled kernels'}", flush=True)
         self._number = 0
         self.memory = memory.view(-1)[: self._bytes]
 
@@ -125,6 +127,7 @@ async def measure_loads(shape: LlamaShape, model: Path, scratch: Path, given: ar
     engine = Engine(
         EngineConfig(model=model, device="cpu", kv_cache_mib=64, kernel_cache=KERNEL_CACHE.expanduser(), threads=1)
     )
+    settle(engine)
     layouts = with_slabs(engine, folders)
     loader = Loader(engine)
     if any(loader.load(one).lacks_slab for one in layouts):

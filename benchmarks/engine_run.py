@@ -58,6 +58,12 @@ def random_prompt(tokens: random.Random, length: int, vocabulary: int) -> tuple[
     return tuple(tokens.randrange(2, vocabulary) for _ in range(length))
 
 
+def settle(engine: Engine) -> None:
+    """Wait until it has its kernels."""
+    while (wait := engine.idle()) is not None:
+        time.sleep(wait)
+
+
 @dataclass
 class Run:
     """One engine, and the seconds of its steps and of the model in them."""
@@ -77,9 +83,7 @@ class Run:
         self.engine.load_adapter(digest, certify(folder, self.engine.info).layout)
 
     def settle(self) -> None:
-        """Wait until the engine has its kernels."""
-        while (wait := self.engine.idle()) is not None:
-            time.sleep(wait)
+        settle(self.engine)
 
     def seconds(self, requests: int, adapters: Sequence[Digest] = ()) -> float:
         """What all requests take together, each with its adapter, or all with the base. Their prompts are new, so no

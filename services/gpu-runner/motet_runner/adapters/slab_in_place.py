@@ -1,5 +1,5 @@
 """Reads a slab that is in the page cache straight into the adapter's run on a device that is the host's own memory: no
-thread, no host memory between, no second copy (PU-07). It never waits for a disk."""
+thread that waits for a disk, no host memory between, no second copy (PU-07). The compiled kernels' threads help."""
 
 import time
 from contextlib import ExitStack
