@@ -51,6 +51,11 @@ TENANTS = ("acme", "zeta")
 ADAPTERS = ("pirate", "poet", "pilot", "refused")
 """Each tenant has each of them, with equal bytes, in a folder of its own."""
 
+NEWER = {"pirate": "pirate, newer", "poet": "poet, newer"}
+"""Adapter → its second revision, which a tenant publishes in the first one's place."""
+
+REVISIONS = (*ADAPTERS, *NEWER.values())
+
 CAPACITY = 2
 
 KERNELS = ("torch", "cpp")
@@ -103,6 +108,9 @@ class Runner:
         self.orders: dict[int, Order] = {}
         self.waiters: dict[int, tuple[Digest, str]] = {}
         self.leases: list[Held] = []
+        self.pinned: frozenset[Digest] = frozenset()
+        self.engine: dict[Digest, bool] = {}
+        """What the engine was told to have → whether it is pinned"""
         self.residency = Residency(self.policy)
         self.told: dict[str, int] = {}
 
@@ -123,6 +131,7 @@ class Runner:
                     effect.held.lease.release()
                 case effects.Succeed():
                     order = self.orders.pop(effect.who, None)
+                    assert order is None or order.fetch.expected in ("", effect.digest), "another revision"
                     life = self.policy.get(effect.digest)
                     assert life is not None
                     assert life.held is not None
@@ -136,9 +145,11 @@ class Runner:
                     manifest = order.manifest if order is not None else self.waiters.pop(effect.who)[1]
                     self.tells_only_of(effect.failure, manifest.partition("/")[0])
                 case LoadAdapter():
+                    self.engine[effect.digest] = effect.pinned
                     if effect.proof is not None:
                         self.to_prove[effect.digest] = effect.proof
                 case DropAdapter():
+                    self.engine.pop(effect.digest, None)
                     self.to_prove.pop(effect.digest, None)
                 case effects.ForgetPartial():
                     pass
@@ -259,11 +270,12 @@ class SharedCache(RuleBasedStateMachine):
         self.locked_out: set[str] = set()
         self.numbers = 0
         self.digests: dict[str, Digest] = {}
-        for seed, name in enumerate(ADAPTERS):
-            for tenant in TENANTS:
-                settings = {"modules_to_save": ["refused"]} if name == "refused" else {}
-                folder = write_adapter(self.folder / "volumes" / tenant / name, seed=seed, **settings)
-                self.digests[name] = adapter_digest(folder)
+        for seed, name in enumerate(REVISIONS):
+            settings = {"modules_to_save": ["refused"]} if name == "refused" else {}
+            self.digests[name] = adapter_digest(write_adapter(self.folder / "revisions" / name, seed=seed, **settings))
+        for tenant in TENANTS:
+            for name in ADAPTERS:
+                self.publish(tenant, name, name)
         self.runners = [Runner(self), Runner(self)]
 
     def in_use(self) -> set[tuple[int, Digest]]:
@@ -275,6 +287,11 @@ class SharedCache(RuleBasedStateMachine):
             if runner.users[life.digest] and life.held is not None and life.held.lease.is_live()
         }
 
+    def publish(self, tenant: str, name: str, revision: str) -> None:
+        """Files with new times, as whoever publishes writes them."""
+        source = self.folder / "volumes" / tenant / name
+        shutil.copytree(self.folder / "revisions" / revision, source, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
     def number(self) -> int:
         self.numbers += 1
         return self.numbers
@@ -282,16 +299,19 @@ class SharedCache(RuleBasedStateMachine):
     runner = st.sampled_from((0, 1))
     tenant = st.sampled_from(TENANTS)
     name = st.sampled_from(ADAPTERS)
+    revision = st.sampled_from(REVISIONS)
 
     # --------------------------------------------------------------------------------------- the scheduler and requests
 
-    @rule(at=runner, tenant=tenant, name=name, how=st.tuples(st.booleans(), st.booleans(), st.booleans()))
-    def order(self, at: int, tenant: str, name: str, how: tuple[bool, bool, bool]) -> None:
-        known, verified, check = how
+    @rule(at=runner, tenant=tenant, name=name, how=st.tuples(*[st.booleans()] * 4))
+    def order(self, at: int, tenant: str, name: str, how: tuple[bool, ...]) -> None:
+        """The revision that is ordered may be the one that the source has lost."""
+        known, verified, check, newer = how
+        revision = NEWER.get(name, name) if newer else name
         fetch = FetchRequest(
             source=f"file://{self.folder}/volumes/{tenant}/{name}",
             namespace=tenant,
-            expected=self.digests[name] if known else "",
+            expected=self.digests[revision] if known else "",
             digest_verified=verified,
         )
         order = Order(self.number(), common_pb2.AdapterRef(namespace=tenant, name=name), fetch, check, load=check)
@@ -306,13 +326,13 @@ class SharedCache(RuleBasedStateMachine):
         del runner.orders[order]
         runner.tell(runner.policy.cancel_order, order)
 
-    @rule(at=runner, tenant=st.sampled_from((*TENANTS, "")), name=name)
-    def wait(self, at: int, tenant: str, name: str) -> None:
+    @rule(at=runner, tenant=st.sampled_from((*TENANTS, "")), revision=revision)
+    def wait(self, at: int, tenant: str, revision: str) -> None:
         number = self.number()
-        manifest = f"{tenant}/{name}" if tenant else ""
+        manifest = f"{tenant}/{revision.partition(',')[0]}" if tenant else ""
         runner = self.runners[at]
-        runner.waiters[number] = (self.digests[name], manifest)
-        runner.tell(runner.policy.request_waits, number, self.digests[name], manifest)
+        runner.waiters[number] = (self.digests[revision], manifest)
+        runner.tell(runner.policy.request_waits, number, self.digests[revision], manifest)
 
     @precondition(lambda self: any(runner.waiters for runner in self.runners))
     @rule(data=st.data())
@@ -322,28 +342,35 @@ class SharedCache(RuleBasedStateMachine):
         digest, _ = runner.waiters.pop(waiter)
         runner.tell(runner.policy.request_left, waiter, digest)
 
-    @rule(at=runner, name=name)
-    def begin_request(self, at: int, name: str) -> None:
-        runner, digest = self.runners[at], self.digests[name]
+    @rule(at=runner, revision=revision)
+    def begin_request(self, at: int, revision: str) -> None:
+        runner, digest = self.runners[at], self.digests[revision]
         life = runner.policy.get(digest)
         if life is not None and life.ready:
             runner.users[digest] += 1
             runner.tell(runner.policy.use, digest)
 
-    @rule(at=runner, name=name)
-    def end_request(self, at: int, name: str) -> None:
-        runner, digest = self.runners[at], self.digests[name]
+    @rule(at=runner, revision=revision)
+    def end_request(self, at: int, revision: str) -> None:
+        runner, digest = self.runners[at], self.digests[revision]
         if runner.users[digest]:
             runner.users[digest] -= 1
             runner.tell(runner.policy.request_ended, digest)
 
-    @rule(at=runner, name=name)
-    def expect(self, at: int, name: str) -> None:
-        self.runners[at].tell(self.runners[at].policy.use, self.digests[name], self.clock() + 2)
+    @rule(at=runner, revision=revision)
+    def expect(self, at: int, revision: str) -> None:
+        self.runners[at].tell(self.runners[at].policy.use, self.digests[revision], self.clock() + 2)
 
-    @rule(at=runner, name=name)
-    def drop(self, at: int, name: str) -> None:
-        self.runners[at].tell(self.runners[at].policy.drop, self.digests[name])
+    @rule(at=runner, revision=revision, manifest=st.sampled_from(("", "acme/pirate", "acme/poet")))
+    def drop(self, at: int, revision: str, manifest: str) -> None:
+        """`manifest`: it serves another revision now."""
+        self.runners[at].tell(self.runners[at].policy.drop, self.digests[revision], manifest)
+
+    @rule(at=runner, revisions=st.sets(revision))
+    def pin(self, at: int, revisions: set[str]) -> None:
+        runner = self.runners[at]
+        runner.pinned = frozenset(self.digests[one] for one in revisions)
+        runner.tell(runner.policy.pin, runner.pinned)
 
     @rule(at=runner, tenant=tenant, name=name)
     def manifest_goes(self, at: int, tenant: str, name: str) -> None:
@@ -365,29 +392,33 @@ class SharedCache(RuleBasedStateMachine):
                 if runner.undone:
                     runner.carry_out(runner.undone[0])
 
-    @rule(at=runner, name=name, on_device=st.booleans())
-    def engine_has(self, at: int, name: str, on_device: bool) -> None:
-        self.runners[at].tell(self.runners[at].policy.engine_has, self.digests[name], on_device=on_device)
+    @rule(at=runner, revision=revision, on_device=st.booleans())
+    def engine_has(self, at: int, revision: str, on_device: bool) -> None:
+        self.runners[at].tell(self.runners[at].policy.engine_has, self.digests[revision], on_device=on_device)
 
-    @rule(at=runner, name=name)
-    def engine_fails(self, at: int, name: str) -> None:
-        runner, digest = self.runners[at], self.digests[name]
+    @rule(at=runner, revision=revision, in_host=st.booleans())
+    def engine_keeps(self, at: int, revision: str, in_host: bool) -> None:
+        self.runners[at].tell(self.runners[at].policy.engine_keeps, self.digests[revision], in_host=in_host)
+
+    @rule(at=runner, revision=revision)
+    def engine_fails(self, at: int, revision: str) -> None:
+        runner, digest = self.runners[at], self.digests[revision]
         failure = Failure.of(AdapterFetchFailed("the files have changed"))
         if (order := runner.to_prove.pop(digest, None)) is not None:
             runner.tell(runner.policy.engine_proved_not, digest, order.number, failure)
         runner.tell(runner.policy.engine_failed, digest)
 
-    @rule(at=runner, name=name)
-    def template_is_lost(self, at: int, name: str) -> None:
-        self.runners[at].tell(self.runners[at].policy.template_lost, self.digests[name])
+    @rule(at=runner, revision=revision)
+    def template_is_lost(self, at: int, revision: str) -> None:
+        self.runners[at].tell(self.runners[at].policy.template_lost, self.digests[revision])
 
-    @rule(at=runner, name=name)
-    def engine_proves(self, at: int, name: str) -> None:
-        self.runners[at].prove(self.digests[name])
+    @rule(at=runner, revision=revision)
+    def engine_proves(self, at: int, revision: str) -> None:
+        self.runners[at].prove(self.digests[revision])
 
-    @rule(at=runner, name=name)
-    def engine_proves_not(self, at: int, name: str) -> None:
-        runner, digest = self.runners[at], self.digests[name]
+    @rule(at=runner, revision=revision)
+    def engine_proves_not(self, at: int, revision: str) -> None:
+        runner, digest = self.runners[at], self.digests[revision]
         if (order := runner.to_prove.pop(digest, None)) is not None:
             wrong = Failure.of(AdapterUnproved("its results are wrong"))
             runner.tell(runner.policy.engine_proved_not, digest, order.number, wrong)
@@ -403,29 +434,33 @@ class SharedCache(RuleBasedStateMachine):
         runner.kernels = kernels
         runner.tell(runner.policy.kernels_serve, kernels)
 
-    @rule(at=runner, name=name)
-    def engine_loads(self, at: int, name: str) -> None:
-        self.runners[at].load(self.digests[name])
+    @rule(at=runner, revision=revision)
+    def engine_loads(self, at: int, revision: str) -> None:
+        self.runners[at].load(self.digests[revision])
 
-    @rule(name=name, size=st.integers(0, 9000))
-    def damage_slabs(self, name: str, size: int) -> None:
-        for path in self.runners[0].cache.path_of(self.digests[name]).glob("slab-*"):
+    @rule(revision=revision, size=st.integers(0, 9000))
+    def damage_slabs(self, revision: str, size: int) -> None:
+        for path in self.runners[0].cache.path_of(self.digests[revision]).glob("slab-*"):
             path.write_bytes(path.read_bytes()[:size])
 
-    @rule(name=name)
-    def vanish(self, name: str) -> None:
-        shutil.rmtree(self.runners[0].cache.path_of(self.digests[name]), ignore_errors=True)
+    @rule(revision=revision)
+    def vanish(self, revision: str) -> None:
+        shutil.rmtree(self.runners[0].cache.path_of(self.digests[revision]), ignore_errors=True)
 
-    @rule(at=runner, name=name)
-    def corrupt(self, at: int, name: str) -> None:
-        weights = self.runners[0].cache.path_of(self.digests[name]) / WEIGHTS_NAME
+    @rule(at=runner, revision=revision)
+    def corrupt(self, at: int, revision: str) -> None:
+        weights = self.runners[0].cache.path_of(self.digests[revision]) / WEIGHTS_NAME
         if weights.exists():
             weights.write_bytes(b"corrupt")
-            self.engine_fails(at, name)
+            self.engine_fails(at, revision)
 
     @rule(full=st.booleans())
     def fill_disk(self, full: bool) -> None:
         self.disk_full = full
+
+    @rule(tenant=tenant, name=st.sampled_from(tuple(NEWER)), newer=st.booleans())
+    def another_revision_is_published(self, tenant: str, name: str, newer: bool) -> None:
+        self.publish(tenant, name, NEWER[name] if newer else name)
 
     @rule(tenant=tenant, refused=st.booleans())
     def expire_token(self, tenant: str, refused: bool) -> None:
@@ -448,6 +483,13 @@ class SharedCache(RuleBasedStateMachine):
     def the_scheduler_knows_what_is_resident(self) -> None:
         for runner in self.runners:
             runner.tell_residency()
+
+    @invariant()
+    def the_engine_knows_what_is_pinned(self) -> None:
+        for runner in self.runners:
+            for life in runner.policy:
+                if life.in_engine and life.checked is not None and life.pending is None and not life.drop_when_idle:
+                    assert runner.engine[life.digest] is (life.digest in runner.pinned)
 
     @invariant()
     def what_is_held_is_locked(self) -> None:
