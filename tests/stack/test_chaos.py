@@ -1,8 +1,8 @@
 """Live, in exact mode: services are killed, stopped and ended for minutes under 200 streams on three runners.
 
 Every stream has the very tokens and logprobs that it has undisturbed, once each, and one end. Only those may break that
-a gateway had which was killed or ended: up to there they are right. In the end nothing is left: no request, no page, no
-process and no file descriptor.
+a gateway had which was killed, ended, or stopped until it was replaced: up to there they are right. In the end nothing
+is left: no request, no page, no process and no file descriptor.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from motet.processes.lifecycle import LifecycleConfig
 from testbed.local_stack import LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, prompt_of, stream_without_library
@@ -41,6 +42,8 @@ DRAWN = {"temperature": 0.8, "top_p": 0.95}
 PAUSE_SECONDS = 1.0, 4.0
 """Between two strikes."""
 STOPPED_SECONDS = 0.5, 6.0
+REPLACED_AFTER_SECONDS = LifecycleConfig().stopped_seconds
+"""A process that is stopped for this long may be killed and started again."""
 DRAIN_SECONDS, GATEWAY_AWAY_SECONDS = 4.0, 12.0
 """How long after a strike at a gateway its clients may be sent away: it drains, and it starts again."""
 STRIKES = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
@@ -139,13 +142,14 @@ class Chaos:
                 continue
             left.pop()
             pid = int(drawn.choice(of_kind)["pid"])
+            stopped = drawn.uniform(*STOPPED_SECONDS) if how is signal.SIGSTOP else 0.0
             with suppress(ProcessLookupError):
-                if kind == "gateway" and how is not signal.SIGSTOP:
-                    self.gateway_struck_at = time.monotonic()
+                if kind == "gateway" and (not stopped or stopped >= REPLACED_AFTER_SECONDS):
+                    self.gateway_struck_at = time.monotonic() + stopped
                 os.kill(pid, how)
                 self.strikes[kind, how.name] += 1
-                if how is signal.SIGSTOP:
-                    await asyncio.sleep(drawn.uniform(*STOPPED_SECONDS))
+                if stopped:
+                    await asyncio.sleep(stopped)
                     os.kill(pid, signal.SIGCONT)
         self.over = True
 
