@@ -256,7 +256,7 @@ async def test_a_slow_folder_delays_no_other_and_is_seen_when_its_look_has_ended
         for _ in range(2):
             async with asyncio.timeout(20):
                 await look(looks, folders)
-            assert looks.stamps.keys() == {folders[0], folders[2]}
+            await until(lambda: looks.stamps.keys() == {folders[0], folders[2]})  # a busy machine makes others slow
         assert volume.looks.count(folders[1]) == 1
         seen = asyncio.create_task(looks.each_seen())
         await asyncio.sleep(0)
