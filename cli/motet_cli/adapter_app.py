@@ -151,6 +151,7 @@ def push(  # noqa: PLR0917 - typer calls it by name
         Path | None,
         typer.Option(metavar="ROOT", help="Refuse DIR, and links in it, if they lead out of this folder."),
     ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Refuse a name that is declared already.")] = False,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
     as_json: AsJson = False,
@@ -160,15 +161,16 @@ def push(  # noqa: PLR0917 - typer calls it by name
 
     With --to, send it elsewhere instead: credentials come from the environment. Exit status 2: it could not be sent."""
     with error_in_json("check", "pushed", as_json=as_json):
-        if to is not None and below is not None:
-            raise SetupError("--below is for what the local stack serves. Remove it, or --to.")
+        for option, given in (("--below", below is not None), ("--new", new)):
+            if to is not None and given:
+                raise SetupError(f"{option} is for what the local stack serves. Remove it, or --to.")
         if to is None and (pool is not None or secret is not None):
             raise SetupError("--pool and --secret are for the manifest that --to prints. Remove them, or add --to.")
         space, own = named(name, namespace, "--as")
         if to is None:
             from motet_cli.adapter_push import push as serve
 
-            run = partial(serve, below=below, wait_seconds=0.0 if no_wait else wait)
+            run = partial(serve, below=below, new=new, wait_seconds=0.0 if no_wait else wait)
         else:
             from motet_cli.adapter_upload import upload
 

@@ -12,7 +12,7 @@ import typer
 
 from motet.clock import Clock, monotonic
 from motet.domain import Digest, ObjectName
-from motet.errors import AdapterError, SetupError
+from motet.errors import AdapterError, AlreadyDeclared, SetupError
 from motet.resources import LoRAAdapter, Manifest, ServingPool, read_file
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_found, verdict_document, verdict_for
@@ -64,22 +64,23 @@ def push(
     wait_seconds: float,
     as_json: bool,
     below: Path | None = None,
+    new: bool = False,
 ) -> int:
     """Exit status 1: the adapter is refused, or not ready in time. `wait_seconds` 0: do not wait. `below`: a stranger
-    has named the folder, and may read nothing outside of this one."""
+    has named the folder, and may read nothing outside of this one. `new`: a name that is declared is refused."""
     if below is None:
         folder = adapter_folder_named(folder)
     stack = running_stack(data_dir, in_a_cluster=IN_A_CLUSTER)
     pushed = PushedAdapters(stack)
     key = name_of(namespace, name, given_as="--as")
-    pool = _pool_for(key, model, stack, pushed)
+    pool, _ = _pool_for(key, model, stack, pushed, new=new)
     base = base_of(pool, stack.max_adapter_bytes)
     if (refused := _refused_at_sight(folder, base, pushed, below)) is not None:
         _print(refused, None, as_json=as_json)
         return FAILED
     limits = limits_for(base)
     with pushed.locked():
-        pool = _pool_for(key, model, stack, pushed)
+        pool, is_new = _pool_for(key, model, stack, pushed, new=new)
         if base_of(pool, stack.max_adapter_bytes) != base:
             raise SetupError(f"the pool of {key} has changed meanwhile. Push it again.")
         found = _checked_copy(folder, base, limits, pushed, below)
@@ -103,6 +104,7 @@ def push(
         "files": str(pushed.place_of(digest)),
         "manifest": str(pushed.manifest_of(key)),
         "changed": changed,
+        "new": is_new,
         "ready": outcome.entry is not None and outcome.status == DONE,
         "message": outcome.said,
         "warnings": warnings,
@@ -223,12 +225,17 @@ class Awaited:
         return None
 
 
-def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: PushedAdapters) -> Manifest:
-    """A name keeps its pool. Raises SetupError if the name is not free for a push."""
+def _pool_for(
+    key: ObjectName, model: str | None, stack: LocalStack, pushed: PushedAdapters, *, new: bool
+) -> tuple[Manifest, bool]:
+    """Its pool, and whether nothing declares the name yet: else it keeps its pool. Raises SetupError if the name is not
+    free for a push, or `new` and declared."""
     declared = stack.declared()
     adapter = pushed.declared(key, declared)
     if adapter is None:
-        return pool_named(model, declared)
+        return pool_named(model, declared), True
+    if new:
+        raise AlreadyDeclared(f"{key} is declared already. Leave --new out to give it a new revision.")
     own = next((pool for pool in declared.pools if _resource(pool).group == adapter.group), None)
     if own is None or (model is not None and _resource(pool_named(model, declared)).group != adapter.group):
         what = (
@@ -236,7 +243,7 @@ def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: Pus
             f"{key.name} -n {key.namespace}`, or choose another name."
         )
         raise SetupError(what if own is not None else with_problems(f"{what} There is no such pool now.", declared))
-    return own
+    return own, False
 
 
 def _refused_at_sight(folder: Path, base: Base, pushed: PushedAdapters, below: Path | None) -> Json | None:

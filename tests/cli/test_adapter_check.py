@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from motet.digest import adapter_digest
-from motet.errors import AdapterIncompatible, SetupError
+from motet.errors import AdapterIncompatible, ModelFolderError, SetupError
 from motet_cli import adapter_check
 from motet_cli.adapter_push import push
 from motet_runner import adapter_inspection, answer_recording, offline_proof
@@ -351,6 +351,10 @@ def test_what_this_machine_cannot_do_is_said_and_refuses_nothing(
     assert (status, found["proof"], found["peft"]) == (0, None, None)
     assert "it has neither model.safetensors nor" in found["not_proved"]
     assert found["not_with_peft"] == found["not_proved"]
+
+    (base / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is damaged: .*Copy it there again"):
+        proved(adapter, base, capsys)
 
     monkeypatch.setattr(offline_proof, "available_host_bytes", lambda: 100 << 20)
     monkeypatch.setattr(offline_proof, "OfflineEngine", None)

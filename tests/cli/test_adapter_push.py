@@ -16,7 +16,7 @@ import yaml
 
 from motet.digest import adapter_digest, hex_of
 from motet.domain import Digest, ObjectName
-from motet.errors import NotFound, SetupError, StateDirectoryError
+from motet.errors import AlreadyDeclared, NotFound, SetupError, StateDirectoryError
 from motet.keys import KEYS_MADE_FILE
 from motet.resources import LoRAAdapter, files_of, read_all
 from motet.sources import folder_of
@@ -666,10 +666,21 @@ def test_with_json_the_code_of_an_error_says_who_can_correct_it(stack: StandingS
     assert said == [(None, None, "state_directory_unusable"), (None, None, "setup_error")]
 
 
+def test_only_a_name_that_nothing_declares_is_new(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    assert push(stack, PIRATE, new=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["pushed"]["new"]
+    with pytest.raises(AlreadyDeclared, match=r"default/desk is declared already\. Leave --new out"):
+        push(stack, STORYTELLER, new=True)
+    assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
+    assert push(stack, STORYTELLER, as_json=True) == 0
+    assert not json.loads(capsys.readouterr().out)["pushed"]["new"]
+
+
 @pytest.mark.parametrize(
     ("command", "fields"),
     [
         (("check", "nowhere"), {}),
+        (("push", str(PIRATE), "--as", "desk", "--to", "s3://abc/x", "--new"), {"check": None, "pushed": None}),
         (("ls",), {"adapters": None}),
         (("show", "a/b/c"), {}),
         (("push", str(PIRATE), "--as", "desk", "--to", "s3://ab"), {"check": None, "pushed": None}),

@@ -15,6 +15,7 @@ from tests.docs.pages import DOCS, rows
 
 PAGE = DOCS / "guides" / "client.md"
 NEVER_ANSWERED = {
+    "already_declared": "`motet adapter push --new` says it to whoever has called it",
     "setup_error": "a process does not start",
     "manifest_invalid": "a process does not start",
     "model_folder_invalid": "a process does not start",

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from motet.domain import ObjectName
+from motet.errors import AlreadyDeclared
 from motet.keys import KeyScope
 from motet.resources import LoRAAdapter, read_text
 from motet_gateway import lora_changes
@@ -337,12 +338,29 @@ async def test_a_new_name_is_free_again_after_a_refusal_and_one_that_serves_stay
     cluster: FakeServices, program: Program
 ) -> None:
     cluster.add_adapter("legal")
-    program.pushes({"message": "NoEffect: x"}, status=1)
     async with local(cluster) as served:
+        program.pushes({"message": "NoEffect: x", "new": False}, status=1)
         await refusal(served, LOAD, DESK | {"lora_name": "legal", "load_inplace": True})
-        assert [call[1] for call in program.calls] == ["push"]
+        await refusal(served, LOAD, DESK | {"load_inplace": True})  # declared, but not served: no catalog has it
+        assert [call[1] for call in program.calls] == ["push", "push"]
+        program.pushes({"message": "NoEffect: x", "new": True}, status=1)
         await refusal(served, LOAD, DESK)
-    assert [call[1:3] for call in program.calls[1:]] == [["push", "/srv/adapters/desk"], ["rm", "desk"]]
+    assert [call[1:3] for call in program.calls[2:]] == [["push", "/srv/adapters/desk"], ["rm", "desk"]]
+
+
+async def test_a_name_that_is_declared_and_not_served_is_loaded_in_place_only(
+    cluster: FakeServices, program: Program
+) -> None:
+    error = {"code": AlreadyDeclared.mapping.code, "message": "default/desk is declared already."}
+    program.says("push", {"check": None, "pushed": None, "error": error}, 2, "motet: default/desk is declared already.")
+    async with local(cluster) as served:
+        status, param, message = await refusal(served, LOAD, DESK)
+        assert (status, param) == (400, "lora_name")
+        assert message.startswith("The lora adapter 'desk' has already been loaded.")
+        program.pushes({"ready": False, "digest": DIGEST, "new": False, "message": "Suspended: spec.suspend is true."})
+        found = await refusal(served, LOAD, DESK | {"load_inplace": True})
+        assert found == (400, "lora_name", "'desk' is declared, but not served: Suspended: spec.suspend is true.")
+    assert ["--new" in call for call in program.calls] == [True, False]
 
 
 async def test_what_is_not_there_or_somebody_elses_is_not_unloaded(cluster: FakeServices, program: Program) -> None:

@@ -338,6 +338,12 @@ class SetupError(MotetError):
     mapping = ErrorMapping("setup_error", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
+class AlreadyDeclared(SetupError):
+    """A manifest declares this name, and a new one was asked for."""
+
+    mapping = ErrorMapping("already_declared", 500, "server_error", grpc.StatusCode.ALREADY_EXISTS)
+
+
 class ManifestError(SetupError):
     """A manifest is wrong. The message has file, line, column and the nearest valid name."""
 
@@ -349,6 +355,10 @@ class ModelFolderError(SetupError):
     which."""
 
     mapping = ErrorMapping("model_folder_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
+
+
+class ModelFileDamaged(ModelFolderError):
+    """A file of it is there, but is not what was saved."""
 
 
 class StateDirectoryError(SetupError):

@@ -70,9 +70,9 @@ class LoraChanges:
         finally:
             self._changes -= 1
 
-    async def push(self, name: ObjectName, folder: Path, *, below: Path, group: str) -> Done:
-        """`group`: of the pools that are to serve it"""
-        options = ["--json", f"--below={below}", f"--model={group}", f"--wait={WAIT_SECONDS:g}"]
+    async def push(self, name: ObjectName, folder: Path, *, below: Path, group: str, new: bool) -> Done:
+        """`group`: of the pools that are to serve it; `new`: a name that is declared already is refused"""
+        options = ["--json", f"--below={below}", f"--model={group}", f"--wait={WAIT_SECONDS:g}", *["--new"] * new]
         return await self._run("push", str(folder), f"--as={name.name}", f"--namespace={name.namespace}", *options)
 
     async def rm(self, name: ObjectName) -> Done:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from motet.errors import AdapterError, MotetError, SetupError
+from motet.errors import AdapterError, ModelFileDamaged, MotetError, SetupError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.proof import Proof, ProofOrder
 from motet_runner.adapters.recorded_answers import Comparison, RecordedAnswers
@@ -66,6 +66,8 @@ def prove(config: EngineConfig, layout: AdapterLayout, *, recorded: bool) -> Off
             found.peft = compare_with_engine(engine, ADAPTER, answers)
     except _NotHere as error:
         found.not_proved = str(error)
+    except ModelFileDamaged:  # nothing was checked with the weights that are to serve
+        raise
     except (MotetError, MemoryError, RuntimeError) as error:
         if isinstance(error, AdapterError) and error.reason:  # else the engine has given up
             raise
@@ -100,6 +102,8 @@ def _check_room(checkpoint: Callable[[], Checkpoint], dtype: str, device: str) -
         return
     try:
         weights = checkpoint().bytes_as(dtype_named(dtype, device_named(device), {}))
+    except ModelFileDamaged:
+        raise
     except SetupError as error:
         raise _NotHere(_first_line(error)) from error
     needed, left = int(weights * (1 + SPARE_SHARE)) + SPARE_BYTES, available_host_bytes()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from motet.domain import ObjectName
-from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded, SetupError
+from motet.errors import AlreadyDeclared, Internal, InvalidRequest, MotetError, NotFound, Overloaded, SetupError
 from motet.keys import KeyScope
 from motet_gateway.catalog import Target
 from motet_gateway.errors import ChangesNotAllowed, wrong
@@ -118,20 +118,19 @@ def lora_routes(gateway: Gateway) -> APIRouter:
             raise wrong("lora_name", f"{said!r} is the name of a base model; choose another one")
         below, folder = folder_below(body.lora_path, gateway.settings.adapter_folders)
         async with changes.turn(name):
-            before = present(name)
-            if before is not None and not body.load_inplace:
-                raise InvalidRequest(  # in vLLM's words
-                    f"The lora adapter '{said}' has already been loaded. If you want to load the adapter in place, set "
-                    "'load_inplace' to True.",
-                    param="lora_name",
-                )
-            done = await changes.push(name, folder, below=below, group=group)
+            if present(name) is not None and not body.load_inplace:
+                raise _already_loaded(said)
+            done = await changes.push(name, folder, below=below, group=group, new=not body.load_inplace)
+            if _code_of(done) == AlreadyDeclared.mapping.code:  # it is not served now: suspended, or refused
+                raise _already_loaded(said)
+            pushed = done.document.get("pushed") or {}
             if done.status != 0:
-                if before is None and done.document.get("pushed"):
+                if pushed.get("new"):
                     await changes.rm(name)  # a name that never served must not stay taken
                 raise _not_loaded(done)
-            pushed = done.document["pushed"]
-            await until(lambda: (now := present(name)) is not None and _is_there(now, pushed))
+            is_known = await until(lambda: (now := present(name)) is not None and _is_there(now, pushed))
+            if not (is_known or pushed["ready"]):
+                raise InvalidRequest(f"'{said}' is declared, but not served: {pushed['message']}", param="lora_name")
         return PlainTextResponse(f"Success: LoRA adapter '{said}' added successfully.")
 
     async def unloaded(body: UnloadLoraBody, caller: Caller) -> Response:
@@ -150,8 +149,9 @@ def lora_routes(gateway: Gateway) -> APIRouter:
             await until(lambda: present(name) is None)
         return PlainTextResponse(f"Success: LoRA adapter '{said}' removed successfully.")
 
-    async def until(holds: Callable[[], bool]) -> None:
-        """Until the catalog says so, or for a while: requests that come after this answer find what it says."""
+    async def until(holds: Callable[[], bool]) -> bool:
+        """Until the catalog says so, or for a while: requests that come after this answer find what it says. Returns
+        whether it does."""
         heard = asyncio.Event()
         stop = gateway.catalog.listen(heard.set)
         try:
@@ -160,7 +160,9 @@ def lora_routes(gateway: Gateway) -> APIRouter:
                     heard.clear()
                     await heard.wait()
         except TimeoutError:
-            return
+            return holds()
+        else:
+            return True
         finally:
             stop()
 
@@ -174,8 +176,20 @@ def _is_there(target: Target, pushed: dict[str, Any]) -> bool:
 
 def _is_of_the_stack(done: Done) -> bool:
     """Whether it failed at a full disk, say, or a stack that does not run: that is not for who asks to correct."""
-    error = done.document.get("error") or {}
-    return done.status == WRONG_USE and bool(done.said) and error.get("code") != SetupError.mapping.code
+    return done.status == WRONG_USE and bool(done.said) and _code_of(done) != SetupError.mapping.code
+
+
+def _code_of(done: Done) -> object:
+    return (done.document.get("error") or {}).get("code")
+
+
+def _already_loaded(name: str) -> InvalidRequest:
+    """In vLLM's words"""
+    return InvalidRequest(
+        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+        "'load_inplace' to True.",
+        param="lora_name",
+    )
 
 
 def _not_loaded(done: Done) -> MotetError:

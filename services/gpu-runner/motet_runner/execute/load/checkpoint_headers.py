@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from motet.errors import ModelFolderError
+from motet.errors import ModelFileDamaged, ModelFolderError
 
 INDEX = "model.safetensors.index.json"
 ONE_FILE = "model.safetensors"
@@ -181,7 +181,7 @@ def _read_header(path: Path) -> Iterator[TensorEntry]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, ValueError) as error:
-        raise ModelFolderError(f"{path.parent}: {path.name} is damaged: {error}. Copy it there again.") from error
+        raise ModelFileDamaged(f"{path.parent}: {path.name} is damaged: {error}. Copy it there again.") from error
     except OSError as error:
         raise ModelFolderError(f"{path.parent}: {path.name} can't be read: {error.strerror}.") from error
     for name, entry in header.items():

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import torch
 
-from motet.errors import ModelFolderError
+from motet.errors import ModelFileDamaged, ModelFolderError
 from motet_runner.execute.load.checkpoint_headers import DTYPES, Checkpoint, TensorEntry, quantised
 from motet_runner.interface import LoadProgress
 
@@ -144,7 +144,7 @@ class CheckpointReader:
             except OSError as error:
                 raise ModelFolderError(f"{entry.file} can't be read: {error.strerror}.") from error
             if count == 0:
-                raise ModelFolderError(
+                raise ModelFileDamaged(
                     f"{entry.file.parent}: {entry.file.name} is damaged: it was cut while it was read. Copy it there "
                     "again."
                 )
