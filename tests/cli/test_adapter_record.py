@@ -1,11 +1,13 @@
 """`motet adapter record` writes an adapter's answers, and `motet adapter check` says if a base model gives them."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from motet.digest import adapter_digest
 from motet.errors import SetupError
@@ -146,6 +148,25 @@ def test_a_file_of_prompts_that_cannot_be_used_is_named(
     with pytest.raises(SetupError, match=says):
         recorded(adapter, prompts)
     assert not (adapter / "motet_proof.json").exists()
+
+
+def test_answers_without_finite_numbers_are_not_recorded(adapter: Path, prompts: Path) -> None:
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(SetupError, match=r"logits are no finite numbers in float32\. Correct the adapter's numbers"):
+        recorded(adapter, prompts)
+    assert not (adapter / "motet_proof.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(adapter: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(SetupError, match=r"motet_proof\.json can't be written: No space left on device\."):
+        recorded(adapter, prompts)
+    assert {file.name for file in adapter.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_what_cannot_be_recorded_is_named(adapter: Path, prompts: Path, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 
 from motet import client
 from motet.client import PublishCallback, Published, PublishFailed, publish
-from motet.digest import adapter_digest, hex_of
+from motet.digest import RECORD_FILE, adapter_digest, hex_of
 from motet_cli.adapter_bases import base_named
 from motet_cli.adapter_check import check_document
 from motet_runner.adapters.recorded_answers import read_recorded_answers
+from motet_runner.base_tokenizer import read_tokenizer
 from testbed.local_stack import BUNDLED
 from tests.cli.standing_stack import StandingStack, standing_stack
 
@@ -80,6 +81,28 @@ def test_what_the_command_says_is_in_the_exception(stack: StandingStack, how: di
         published(stack, Model(), **how)
 
 
+def test_a_folder_that_takes_no_adapter_is_named(stack: StandingStack, tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    with pytest.raises(PublishFailed, match=rf"the adapter cannot be saved in {file}: "):
+        published(stack, Model(), folder=file)
+
+
+@pytest.mark.parametrize("seconds", [0.5, -1.0, float("nan")])
+def test_a_wait_that_no_command_takes_is_named(seconds: float) -> None:
+    """Before a training, too."""
+    with pytest.raises(PublishFailed, match=r"wait_seconds is .*\. Give at least 1, or 0 not to wait\."):
+        PublishCallback(name="desk", wait_seconds=seconds)
+
+
+def test_answers_of_earlier_weights_are_not_published_with_these(stack: StandingStack, tmp_path: Path) -> None:
+    for active in ("default", "second"):
+        saved = tmp_path / "saved" / ("" if active == "default" else active)
+        saved.mkdir(exist_ok=True)
+        (saved / RECORD_FILE).write_text("{}")
+        assert published(stack, Model(active=active), folder=tmp_path / "saved").digest == adapter_digest(PIRATE)
+        assert not (saved / RECORD_FILE).exists()
+
+
 def test_a_command_that_says_nothing_or_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for code, words in [("", "said nothing"), ("import sys; sys.exit('x' * 10**6)", "published: x+$")]:
         monkeypatch.setattr(client, "PUSH", (sys.executable, "-c", code))
@@ -102,7 +125,8 @@ def test_a_name_may_have_its_namespace(given: dict[str, str], options: str, tmp_
 
 @pytest.mark.parametrize(
     "model", [SimpleNamespace(), SimpleNamespace(peft_config={}, active_adapter="default"),
-              SimpleNamespace(peft_config={"a": 1, "b": 1}, active_adapter=["a", "b"])]
+              SimpleNamespace(peft_config={"a": 1, "b": 1}, active_adapter=["a", "b"]),
+              SimpleNamespace(peft_config={"a": 1, "b": 1}, active_adapter="a", active_adapters=["a", "b"])]
 )  # fmt: skip
 def test_what_is_no_model_of_peft_is_refused_before_anything_is_saved(model: Any) -> None:
     with pytest.raises(PublishFailed, match=r"is no model of PEFT with one active adapter\. Give the model that get_p"):
@@ -263,6 +287,7 @@ def test_answers_are_those_of_the_engine_whatever_the_training_did_to_the_model(
     ("prompts", "words"),
     [
         ("Who?", r"prompts is one text\. Give a list of them\."),
+        ([3], r"prompts has something else than texts\. Give a list of texts\."),
         (["?"] * 9, r"no answers are recorded: there are 9 prompts\. Give at least one, and at most 8"),
         (
             ["Who?"],
@@ -276,6 +301,21 @@ def test_what_cannot_be_recorded_is_not_published(stack: StandingStack, prompts:
     with pytest.raises(PublishFailed, match=words):
         published(stack, model, prompts=prompts)
     assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }} of the training", None])
+def test_a_chat_template_of_the_training_is_served_with_its_adapter(template: str | None, tmp_path: Path) -> None:
+    """None: that of the base model"""
+    model, files = Model(), Path(shutil.copytree(PIRATE, tmp_path / "files"))
+    model.peft_config = {"default": SimpleNamespace(base_model_name_or_path=str(BUNDLED / "model"))}
+    tokenizer = read_tokenizer(BUNDLED / "model")
+    tokenizer.chat_template = template or tokenizer.chat_template
+    client.record(model, files, (), tokenizer)
+    saved = files / "chat_template.jinja"
+    assert (saved.read_text() if saved.exists() else None) == template
+    other = SimpleNamespace(base_model_name_or_path="/no/base")
+    model.peft_config = {"default": other}
+    client.record(model, files, (), tokenizer)  # nothing says what the base model's is
 
 
 def test_the_callback_keeps_what_it_has_saved_if_nothing_can_be_recorded(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from motet.digest import RECORD_FILE
 from motet.errors import MotetError
 from motet.json_object import json_object
 
@@ -76,6 +77,10 @@ class Publication:
     secret: str | None = None
     wait_seconds: float = 120.0
     """0: do not wait until it is served."""
+
+    def __post_init__(self) -> None:
+        if not (self.wait_seconds == 0 or self.wait_seconds >= 1):
+            raise PublishFailed(f"wait_seconds is {self.wait_seconds}. Give at least 1, or 0 not to wait.")
 
     def push(self, folder: Path) -> Published:
         """Raises PublishFailed."""
@@ -139,28 +144,48 @@ def publish(
 
 
 def save(model: PeftModel, folder: Path) -> Path:
-    """The folder with the files of the active adapter. Raises PublishFailed for what is no model of PEFT."""
-    active = getattr(model, "active_adapter", None)
-    active = active() if callable(active) else active
-    if not getattr(model, "peft_config", None) or not isinstance(active, str):
+    """The folder with the files of the active adapter. Raises PublishFailed for what is no model of PEFT, and if it
+    cannot be saved there."""
+    active = _active_adapters(model)
+    if not getattr(model, "peft_config", None) or len(active) != 1:
         raise PublishFailed(
             f"a {type(model).__name__} is no model of PEFT with one active adapter. Give the model that "
             "get_peft_model() has returned; of a wrapped one, its module."
         )
-    model.save_pretrained(str(folder), selected_adapters=[active])
-    return folder if active == ONE_ADAPTER else folder / active
+    saved = folder if active[0] == ONE_ADAPTER else folder / active[0]
+    try:
+        (saved / RECORD_FILE).unlink(missing_ok=True)  # of earlier weights
+        model.save_pretrained(str(folder), selected_adapters=active)
+    except (OSError, ValueError) as error:
+        raise PublishFailed(f"the adapter cannot be saved in {folder}: {error}") from error
+    return saved
+
+
+def _active_adapters(model: PeftModel) -> list[str]:
+    """Several may be, if its layers were told so: the model's own `active_adapter` is one of them."""
+    found = getattr(model, "active_adapters", None) or getattr(model, "active_adapter", None)
+    found = found() if callable(found) else found
+    if isinstance(found, str):
+        return [found]
+    return list(found) if isinstance(found, Sequence) else []
 
 
 def record(model: PeftModel, saved: Path, prompts: Sequence[str], tokenizer: Any = None) -> None:
-    """Write what the model answers to the prompts beside its active adapter, if there are any. Raises PublishFailed."""
+    """Write what the model answers to the prompts beside its active adapter, if there are any; and the tokenizer's chat
+    template, if it is not the base model's. Raises PublishFailed."""
     if isinstance(prompts, str):
         raise PublishFailed("prompts is one text. Give a list of them.")
-    if not prompts:
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise PublishFailed("prompts has something else than texts. Give a list of texts.")
+    if not prompts and tokenizer is None:
         return
     # By its name: of what trains, the shared core imports nothing before somebody has it in memory.
     recording = importlib.import_module("motet_runner.answer_recording")
     try:
-        recording.record_model(model, saved, prompts, tokenizer)
+        if tokenizer is not None:
+            recording.save_template(model, saved, tokenizer)
+        if prompts:
+            recording.record_model(model, saved, prompts, tokenizer)
     except MotetError as error:
         raise PublishFailed(f"no answers are recorded: {error.message}") from error
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from motet.digest import ADAPTER_FILES, RECORD_FILE
 from motet.errors import SetupError
-from motet_runner.adapters.chat_template import own_template
+from motet_runner.adapters.chat_template import JINJA, own_template
 from motet_runner.adapters.recorded_answers import (
     MAX_ANSWER_TOKENS,
     MAX_ANSWERS,
@@ -103,6 +103,20 @@ def record_model(
             found = _answers(model, questions, tokens)
     _write(folder / RECORD_FILE, found.encode())
     return found
+
+
+def save_template(model: Any, folder: Path, tokenizer: Any) -> None:
+    """Write the chat template of a training beside its adapter, unless the base model's own tokenizer has the same or
+    cannot be read. Raises SetupError."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str):
+        return
+    try:
+        base = _tokenizer_of(model)
+    except SetupError:
+        return
+    if base.chat_template != template:
+        _write(folder / JINJA, template.encode())
 
 
 @contextmanager
@@ -197,6 +211,11 @@ def _answer(model: Any, text: str, prompt: list[int], most: int) -> RecordedAnsw
     answer = _greedy(model, prompt, min(most, MAX_ANSWER_TOKENS), _ends(model))
     logits = model(input_ids=_row(model, [*prompt, *answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     chosen = logits.double().log_softmax(-1).gather(1, _row(model, answer).T.to(logits.device))[:, 0]
+    if not chosen.isfinite().all():
+        raise SetupError(
+            f"the model's logits are no finite numbers in {str(logits.dtype).removeprefix('torch.')}. Correct the "
+            "adapter's numbers, or use a base model of another dtype."
+        )
     logprobs = [min(0.0, float(one)) for one in chosen]
     return RecordedAnswer(prompt=text, prompt_ids=prompt, answer_ids=answer, logprobs=logprobs)
 
@@ -249,10 +268,12 @@ def _name_of(quantization: Any) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, or not at all: the folder may be watched."""
+    """Whole, or not at all: the folder may be watched. Raises SetupError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(content)
         draft.replace(path)
+    except OSError as error:
+        raise SetupError(f"{path} can't be written: {error.strerror}.") from error
     finally:
         draft.unlink(missing_ok=True)
