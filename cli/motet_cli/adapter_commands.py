@@ -22,14 +22,19 @@ from motet_operator.local.manifest_folder import absolute_uri
 
 Json = dict[str, Any]
 
+LATER = "Try again in a moment; if that stays so, see `motet status`."
+
 
 def ls(data_dir: Path, *, as_json: bool) -> int:
-    found = adapters_of(running_stack(data_dir, in_a_cluster="kubectl get lora -A"))
+    stack = running_stack(data_dir, in_a_cluster="kubectl get lora -A")
+    found = adapters_of(stack)
     if as_json:
         typer.echo(orjson.dumps({"adapters": found}, option=orjson.OPT_INDENT_2).decode())
     elif found:
         columns = ("adapter", "model", "phase", "digest", "rank", "resident", "note")
         Printer(width_of_a_pipe=WIDTH_OF_A_PIPE).table(columns, [_row(one) for one in found])
+    elif stack.declared().adapters:
+        typer.echo(f"Adapters are declared, but the operator says nothing of them yet. {LATER}", err=True)
     else:
         typer.echo("There are no adapters yet. Add one: motet adapter push DIR --as NAME", err=True)
     return 0
@@ -57,6 +62,8 @@ def adapters_of(stack: LocalStack) -> list[Json]:
 def adapter_named(name: str, namespace: str, stack: LocalStack) -> Json:
     found = {(one["namespace"], one["name"]): one for one in adapters_of(stack)}
     if (namespace, name) not in found:
+        if any(one.key[1] == f"{namespace}/{name}" for one in stack.declared().adapters):
+            raise NotFound(f"{namespace}/{name} is declared, but the operator says nothing of it yet. {LATER}")
         raise NotFound(f"there is no adapter {namespace}/{name} in this stack.{_nearest(name, found)}")
     return found[namespace, name]
 

@@ -181,8 +181,10 @@ def _drop_output() -> None:
 
 
 def _print_error(message: str) -> None:
-    typer.secho("motet: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    """It may repeat what a stranger's file says."""
+    from motet_cli.printer import Printer  # takes a tenth of a second
+
+    Printer(to_errors=True).whole_line(("motet: ", "bold red"), message)
 
 
 if __name__ == "__main__":

@@ -152,9 +152,19 @@ def test_a_name_in_two_namespaces_is_refused(command: str, tmp_path: Path) -> No
 
 
 def test_a_stack_without_adapters_says_so(stack: StandingStack) -> None:
+    (stack.manifests / "pirate.json").unlink()
     done = motet("adapter", "ls", "--data-dir", str(stack.data))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "There are no adapters yet. Add one: motet adapter push DIR --as NAME\n"
+
+
+def test_what_is_declared_and_not_in_the_status_yet_is_said(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert adapter_commands.ls(stack.data, as_json=False) == 0
+    assert capsys.readouterr().err.startswith("Adapters are declared, but the operator says nothing of them yet.")
+    with pytest.raises(NotFound, match=r"default/pirate is declared, but the operator says nothing of it yet\."):
+        adapter_commands.show(stack.data, "pirate", namespace="default", as_json=False)
 
 
 def test_without_a_stack_the_commands_say_how_to_start_one_and_what_a_cluster_has(tmp_path: Path) -> None:

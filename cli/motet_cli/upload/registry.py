@@ -96,7 +96,10 @@ class Registry:
         self, exchange: Exchange, method: str, url: str, headers: Mapping[str, str], blob: Blob | None = None
     ) -> Answer:
         """Only the registry's own host gets what opens it. Tokens end, perhaps in the middle of a push."""
-        home = origin(url) == origin(self._uri.url)
+        try:
+            home = origin(url) == origin(self._uri.url)
+        except ValueError:  # of its port
+            raise SetupError(f"{self.name}: the registry names {shown(url)}, which is no address.") from None
         answer = exchange.send(method, url, {**headers, **(self._authorization if home else {})}, blob)
         if answer.status == 401 and home:
             self._authorization = self._opened(exchange, answer.headers.get("www-authenticate", ""))

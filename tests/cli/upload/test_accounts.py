@@ -125,6 +125,7 @@ def test_white_space_around_credentials_of_aws_is_left_out() -> None:
         ("s3://B/x", "--to: s3://B/x does not name a bucket"),
         ("s3://bucket/../x", r"'\.\.' in its path"),
         ("s3://ab", "--to: s3://ab does not name a bucket.* has 3 to 63 lower-case letters"),
+        ("oci://localhost:99999/r", "--to: oci://localhost:99999/r.* names port 99999. Name one from 1 to 65535"),
         ("oci://ghcr.io", "--to: oci://ghcr.io must name a registry, a repository in it"),
         (f"oci://{IMAGE}@sha256:{'0' * 64}", "--to takes a tag and no digest"),
     ],

@@ -325,8 +325,15 @@ def break_cut_to_nothing(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"12")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"
+
+
 def break_not_safetensors(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    (folder / WEIGHTS).write_bytes(POINTER)
+
+
+def break_config_into_a_pointer(folder: Path) -> None:
+    (folder / CONFIG).write_bytes(POINTER)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +345,8 @@ def break_not_safetensors(folder: Path) -> None:
         (break_only_a_pickle, "adapter_model.bin is a pickle", "safe_serialization=True"),
         (break_cut_short, WEIGHTS, "Save the adapter again"),
         (break_cut_to_nothing, WEIGHTS, "Save the adapter again"),
-        (break_not_safetensors, WEIGHTS, "Save the adapter again"),
+        (break_not_safetensors, WEIGHTS, "is a pointer of Git LFS, .* Run `git lfs pull`"),
+        (break_config_into_a_pointer, CONFIG, "is a pointer of Git LFS, .* Run `git lfs pull`"),
     ],
 )
 def test_broken_folders_are_refused_with_the_file_and_what_to_do(

@@ -8,7 +8,7 @@ from typing import Any
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import StoredTensor
-from motet_runner.adapters.strict_json import parse
+from motet_runner.adapters.strict_json import parse, refuse_pointer
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Twice the bytes of a header for 20,000 linears. The format itself allows 100 MB."""
@@ -77,6 +77,7 @@ def _raw_header(path: Path) -> tuple[bytes, int]:
 
 def _length(path: Path, first: bytes, size: int) -> int:
     """Of the header. `first`: the first 8 bytes of the file; `size`: its bytes"""
+    refuse_pointer(first, path.name)
     length = int.from_bytes(first, "little")
     if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
         raise AdapterIncompatible(

@@ -19,6 +19,8 @@ MAX_DEPTH = 32
 
 REASON = "FormatRejected"
 
+LFS_POINTER = b"version https://git-lfs"
+
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a character, or one of the two halves of a whole one"""
 
@@ -40,6 +42,7 @@ def parse(raw: bytes, name: str) -> Any:
         of = f" as {field[1].decode()}" if field is not None else ""
         raise AdapterIncompatible(f"{name} has {text}{of}, which is not a number in JSON. Replace it.", reason=REASON)
 
+    refuse_pointer(raw, name)
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values. Save it again.", reason="TooLarge")
     try:
@@ -53,6 +56,15 @@ def parse(raw: bytes, name: str) -> Any:
     if not _within_depth(value):
         raise AdapterIncompatible(f"{name} is nested more than {MAX_DEPTH} levels deep. Save it again.", reason=REASON)
     return value
+
+
+def refuse_pointer(begin: bytes, name: str) -> None:
+    """Raises AdapterIncompatible for what Git LFS leaves in the place of a file that it has not fetched."""
+    if len(begin) >= 8 and LFS_POINTER.startswith(begin[: len(LFS_POINTER)]):
+        raise AdapterIncompatible(
+            f"{name} is a pointer of Git LFS, not the file itself. Run `git lfs pull` where it comes from.",
+            reason=REASON,
+        )
 
 
 def _within_depth(value: Any) -> bool:

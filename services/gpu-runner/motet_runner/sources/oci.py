@@ -10,6 +10,8 @@ from motet_runner.sources.remote_source import Opening, OpenSource
 _API_HOSTS = {"docker.io": "registry-1.docker.io"}
 """Of registries whose name in references is not the host of their API."""
 
+MAX_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class OciUri:
@@ -38,5 +40,8 @@ def parse(uri: str, _: str) -> OciUri:
         raise AdapterFetchFailed(f"source.image: {uri} {REGISTRY.form_message}.")
     image, _, digest = image.partition("@")
     registry, _, path = image.partition("/")
+    port = registry.partition(":")[2]
+    if port and not 0 < int(port) <= MAX_PORT:
+        raise AdapterFetchFailed(f"source.image: {uri} names port {port}. Name one from 1 to {MAX_PORT}.")
     repository, _, tag = path.partition(":")
     return OciUri(registry, repository, tag, digest)
