@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Never, NoReturn
 
 import grpc
 import psutil
@@ -26,6 +27,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
+from motet.errors import StructuredOutputUnavailable
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import real_surroundings
 from motet.transport.over_grpc import is_healthy, open_channel, serving
@@ -70,6 +72,9 @@ class FreeEngine:
     def set_supervised(self, _: bool) -> None:
         pass
 
+    def mask_of(self, sequence: NewSequence) -> NoReturn:
+        raise StructuredOutputUnavailable(f"{sequence.request} asks for what this engine has not.")
+
     def has_work(self) -> bool:
         return bool(self._sequences)
 
@@ -83,6 +88,9 @@ class FreeEngine:
 
     def idle(self) -> float | None:
         return None
+
+    def slabs_written(self) -> list[Never]:
+        return []
 
     def report(self) -> EngineReport:
         return EngineReport(

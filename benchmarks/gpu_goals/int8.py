@@ -34,7 +34,7 @@ class RoundedAdapters(Adapters):
         self.rank = others.rank
         self.memory = torch.zeros(number * self.layout.bytes, dtype=torch.uint8, device=model.bench.device)
         self.backend = GpuBackend(model.groups, self.memory, model.bench.dtype, int8=True)
-        self._all = frozenset(model.linears)
+        self._all, self._products = frozenset(model.linears), 0
         runs = self.memory.view(number, -1)
         for linear in model.linears:
             a, b = others.stacked(linear)

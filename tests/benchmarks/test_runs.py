@@ -22,6 +22,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
     [
         ("engine", f"{ENGINE} --cases kept"),
         ("gateway", "--requests=32"),
+        ("runner_stream", "--seconds=0.1"),
         ("scheduler", "--decisions=20 --scans=5 --many-runners=20 --many-queued=500"),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
@@ -34,9 +35,8 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
                 ("http_protocol", "--requests=10 --tokens=10"),
                 ("masks", "--steps=2"),
                 ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
-                ("predictor", "--calls=3"),
+                ("prediction", "--only times --calls=3"),
                 ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
-                ("runner_stream", "--seconds=0.1"),
                 ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
                 ("served", SERVED),
             )
