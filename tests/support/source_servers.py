@@ -138,6 +138,8 @@ class WebServer:
         if body is None:
             return web.Response(status=404)
         etag = f'"{hashlib.sha256(body).hexdigest()}"'
+        if request.headers.get("if-none-match") == etag:
+            return web.Response(status=304, headers={"ETag": etag})
         response = web.StreamResponse(headers={"ETag": etag, **(headers or {})})
         start = self._start(request, body, etag)
         if start is None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+from collections.abc import Iterator
 
 import httpx2
 import pytest
@@ -94,7 +95,8 @@ async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setu
     assert failed.value.retry_after > 0
     web.faults.clear()
     await fetch_setup.fetch(source)
-    assert web.asked_for(CONFIG)[-1].headers["if-range"]
+    continued, compared = web.asked_for(CONFIG)[-2:]
+    assert continued.headers["if-range"] == compared.headers["if-none-match"]
     assert web.sent == sum(len(body) for body in web.files.values())
 
 
@@ -355,6 +357,62 @@ async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_so
     web.faults.clear()
     checked = await fetch_setup.fetch(source, expected=digest)  # a changed spec is tried at once
     assert checked.digest == digest
+
+
+OLD, NEW = b"o" * 1000, b"n" * 1000
+
+
+def broken() -> Iterator[bytes]:
+    yield OLD[:400]
+    raise httpx2.ReadError("the connection is gone")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a part", "all of it"])
+@pytest.mark.parametrize("names", [True, False], ids=["an ETag", "no ETag"])
+def test_a_server_that_knows_ranges_alone_gives_no_mixture_of_two_versions(whole: bool, names: bool, tmp_path) -> None:
+    """The file is overwritten once a part of it, or all of it, has come. The next request names the old version, and
+    the server does not look at that."""
+    asked: list[httpx2.Headers] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers)
+        if len(asked) == 1:
+            begun = {"etag": '"old"', "content-length": "1000"}
+            return httpx2.Response(200, headers=begun, content=iter([OLD]) if whole else broken())
+        etag = {"etag": '"new"'} if names else {}
+        if "range" not in request.headers:
+            return httpx2.Response(200, headers=etag, content=iter([NEW]))
+        begin = int(request.headers["range"].removeprefix("bytes=").removesuffix("-"))
+        if begin == len(NEW):
+            return httpx2.Response(416, headers={"content-range": "bytes */1000"})
+        range_of = {"content-range": f"bytes {begin}-999/1000"}
+        return httpx2.Response(206, headers=etag | range_of, content=iter([NEW[begin:]]))
+
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    source = WebFolder("https://acme/a/", client, {}, lambda *_: 0, 0.01)
+    for _ in range(1 + whole):
+        assert source.fetch(WantedFile("weights", limit=5000), tmp_path)
+    assert (tmp_path / "weights").read_bytes() == NEW
+    assert asked[1]["if-range"] == '"old"'
+
+
+def test_a_part_that_ends_before_the_file_is_no_whole_file(tmp_path) -> None:
+    """RFC 9110 lets a server answer with less than was asked for."""
+    begun: list[int] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        etag = {"etag": '"old"'}
+        if "range" not in request.headers:
+            return httpx2.Response(200, headers=etag | {"content-length": "1000"}, content=broken())
+        begun.append(begin := int(request.headers["range"].removeprefix("bytes=").removesuffix("-")))
+        range_of = {"content-range": f"bytes {begin}-{begin + 199}/1000"}
+        return httpx2.Response(206, headers=etag | range_of, content=iter([OLD[begin : begin + 200]]))
+
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    source = WebFolder("https://acme/a/", client, {}, lambda *_: 0, 0.01)
+    assert source.fetch(WantedFile("weights", limit=5000), tmp_path)
+    assert (tmp_path / "weights").read_bytes() == OLD
+    assert begun == [400, 600, 800]
 
 
 def test_a_file_of_unknown_size_asks_seldom_for_room_and_not_for_much_more_than_it_takes(tmp_path):

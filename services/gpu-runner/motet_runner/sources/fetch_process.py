@@ -105,10 +105,10 @@ def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) ->
     opened = source.open(Opening(order=order, secret=secret, client=browser, on_checked=watch.check, need=need))
     if opened.revision:
         send(revision=opened.revision)
-    _fetch_all(order, opened, into, opened.sizes, need)
+    fetch_all(order, opened, into, opened.sizes, need)
 
 
-def _fetch_all(
+def fetch_all(
     order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping[str, int | None] | None, need: NeedRoom
 ) -> None:
     first = of_adapter(order.max_bytes) if order.what == "adapter" else of_model()
@@ -126,10 +126,13 @@ def _fetch_all(
     if sizes is not None:
         check_listing(sizes, weights, order.max_bytes, order.uri)
         send(total=sum(sizes[file.name] or 0 for file in weights))
-    with ThreadPoolExecutor(order.parallel) as pool:
+    pool = ThreadPoolExecutor(order.parallel)
+    try:
         for coming in [pool.submit(source.fetch, file, into) for file in weights]:
             if not coming.result():
                 raise missing_file(order.uri, "*.safetensors", sizes or ())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after the first failure nothing else need come
     for stale in {path.name for path in into.glob("*.safetensors")} - {file.name for file in weights}:
         (into / stale).unlink()
 
@@ -197,6 +200,8 @@ class TransferWatch(threading.Thread):
             if size > self._limit:
                 self._end(too_large(f"{self._uri} has more than {self._limit} bytes, which is the limit."))
             done = size + self.checked
+            if seen and done < seen[-1][1]:
+                seen.clear()  # a part was not continued, and comes again
             if not seen or done != seen[-1][1]:
                 send(bytes=size)
             seen.append((now, done))

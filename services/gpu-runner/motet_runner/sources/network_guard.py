@@ -17,6 +17,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All public IPv6 addresses of single hosts are of it."""
+
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -91,6 +94,8 @@ class NetworkGuard:
 
 def is_public(address: Address) -> bool:
     plain = _plain(address)
+    if isinstance(plain, ipaddress.IPv6Address) and plain not in _UNICAST:
+        return False  # unassigned, or another form of an IPv4 address
     return plain.is_global and not plain.is_multicast and not any(plain in network for network in _NOT_PUBLIC)
 
 

@@ -163,6 +163,9 @@ class OciArtifact(WebFolder):
         """Other bytes would have another URL, and the stores to which registries redirect have tags of their own."""
         return {}
 
+    def _continues(self, response: httpx2.Response, tag: str) -> bool:  # noqa: ARG002 - see `_only_if`
+        return True
+
     def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
         """Tokens end, perhaps in the middle of a fetch."""
         response = super()._follow(url, headers)

@@ -72,13 +72,15 @@ class WebFolder(WebRequests):
             if response.status_code == 416:
                 if not headers:
                     raise Interrupted("the server answers 416, although it was asked for the whole file")
-                if response.headers.get("content-range", "").endswith(f"/{have}"):
+                if response.headers.get("content-range", "").endswith(f"/{have}") and self._is_same(file, etag):
                     return  # the part was already the whole file
                 part.unlink()
                 raise Interrupted("the server does not continue the interrupted download")
             start = _start(response, have)
-            length = number(response.headers.get("content-length", ""))
-            total = start + length if length is not None else None
+            if start and not self._continues(response, etag):
+                part.unlink()
+                raise Interrupted("the file has changed since its download began")
+            total = _total(response, start)
             if total is not None and total > file.limit:
                 raise too_large(f"{self._named(file)} has {total} bytes, but Motet fetches at most {file.limit}.")
             check_plain(response, self._named(file))
@@ -123,6 +125,15 @@ class WebFolder(WebRequests):
         """The header by which only the bytes of this tag are continued."""
         return {"if-range": tag}
 
+    def _continues(self, response: httpx2.Response, tag: str) -> bool:
+        """Whether these are the bytes of this tag: not every server that knows `range` knows `if-range`."""
+        return bool(response.headers.get("etag", "") == tag)
+
+    def _is_same(self, file: WantedFile, tag: str) -> bool:
+        """Whether the file has this tag now. Answers that there is no more of it name none."""
+        with self._answer(self._url_of(file), {"if-none-match": tag}) as response:
+            return response.status_code == 304 or self._continues(response, tag)
+
     def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
         status = response.status_code
         match status:
@@ -147,6 +158,13 @@ def _start(response: httpx2.Response, have: int) -> int:
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
         return have
     raise Interrupted("the server does not continue the interrupted download")
+
+
+def _total(response: httpx2.Response, start: int) -> int | None:
+    """The bytes of the file. None: the server does not say. A part may end before the file does."""
+    whole = number(response.headers.get("content-range", "").rpartition("/")[2]) if start else None
+    length = number(response.headers.get("content-length", ""))
+    return whole if whole is not None or length is None else start + length
 
 
 def size_of(path: Path) -> int:
