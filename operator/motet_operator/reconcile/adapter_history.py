@@ -40,6 +40,8 @@ def _revisions_after(
     found = [one for one in adapter.revisions if one.verdict != "Checking"]
     if known.serving_digest:
         found = _with_serving(found, adapter, known, now)
+    elif refused and known.generation == adapter.generation:  # what has served is refused now, too
+        found = [_replaced(one, set()) if one.verdict == "Serving" else one for one in found]
     live = {place.digest for place in known.replicas}
     found = [_replaced(one, live) if one.verdict in ("Draining", "Replaced") else one for one in found]
     if known.serving_digest and not refused:
@@ -58,8 +60,10 @@ def _revisions_after(
 
 
 def _with_serving(found: Found, adapter: AdapterObject, known: AdapterReport, now: datetime) -> Found:
-    if any(one.verdict == "Serving" and one.digest == known.serving_digest for one in found):
-        return found
+    same = next((one for one in found if one.verdict == "Serving" and one.digest == known.serving_digest), None)
+    if same is not None:
+        came = {"source": known.source, "revision": known.source_revision or None} if known.source else {}
+        return [one.model_copy(update=came) if one is same else one for one in found]  # the bytes may have moved
     serving = AdapterRevision(
         source=known.source or adapter.source,
         revision=(known.source_revision if known.source else adapter.resource.spec.source.revision) or None,
@@ -98,8 +102,9 @@ def _at_the_same_time(one: AdapterRevision, before: AdapterRevision | None) -> A
 
 
 def _last(found: Found) -> Found:
-    """What is live stays."""
+    """What is live stays, and the last one that was replaced, to go back to: many in a row may be refused."""
+    back = next((one for one in found if one.verdict == "Replaced"), None)
     while len(found) > MAX_REVISIONS:
-        ended = [one for one in found if one.verdict in ("Replaced", "Refused")]
+        ended = [one for one in found if one.verdict in ("Replaced", "Refused") and one is not back]
         found.remove((ended or found)[-1])
     return found

@@ -101,6 +101,25 @@ def test_a_revision_that_was_refused_and_serves_is_not_listed_as_refused() -> No
     assert verdicts(history.after(**serving(1))) == [("Serving", digest(1))]
 
 
+def test_what_has_served_and_is_refused_now_does_not_serve() -> None:
+    """Its pool has another base model, or every runner refuses its proof."""
+    history = History()
+    history.wants(1)
+    history.after(**serving(1))
+    refused = {"failure_code": "adapter_incompatible", "failure_reason": "ShapeMismatch"}
+    assert [one.verdict for one in history.after(**refused)] == ["Refused", "Replaced"]
+    assert [one.verdict for one in history.after()] == ["Refused", "Replaced"], "a new operator has heard nothing"
+    assert verdicts(history.after(**serving(1))) == [("Serving", digest(1))]
+
+
+def test_bytes_that_serve_from_elsewhere_now_have_that_source() -> None:
+    history = History()
+    history.after(**serving(1))
+    history.wants(1, "file:///adapters/moved")
+    (moved,) = history.after(**serving(1, source="file:///adapters/moved", source_revision="v2"))
+    assert (moved.source, moved.revision, moved.time) == ("file:///adapters/moved", "v2", later(10))
+
+
 def test_a_failure_that_passes_is_no_verdict() -> None:
     passes = {"failure_code": "adapter_fetch_failed", "failure_reason": "NoSpace", "failure_passes": True}
     assert verdicts(History().after(**passes)) == [("Checking", None)]
@@ -122,7 +141,7 @@ def test_five_are_kept_and_those_that_are_live_among_them() -> None:
         history.wants(number)
         history.after(**serving(8, failure_code="adapter_incompatible"))
     assert len(history.adapter.revisions) == MAX_REVISIONS
-    assert verdicts(history.adapter.revisions)[-1] == ("Serving", digest(8))
+    assert verdicts(history.adapter.revisions)[-2:] == [("Serving", digest(8)), ("Replaced", digest(7))], "to go back"
 
 
 def test_a_new_operator_that_has_heard_nothing_leaves_them_as_they_were() -> None:
