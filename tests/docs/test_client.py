@@ -19,6 +19,7 @@ NEVER_ANSWERED = {
     "setup_error": "a process does not start",
     "manifest_invalid": "a process does not start",
     "model_folder_invalid": "a process does not start",
+    "model_file_damaged": "a process does not start",
     "state_directory_unusable": "a process does not start",
     "store_refused": "it is about a row of the database",
     "cancelled": "the client has gone",

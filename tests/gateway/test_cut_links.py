@@ -17,12 +17,12 @@ from tests.support.real_dispatcher import SEED, ask, dispatcher_of
 
 PROMPT = (1, 2, 3)
 TOKENS = 400
-CONNECT_SECONDS = 2.0
+CONNECT_SECONDS = 4.0
 
 NOTICED_SECONDS = 5.0
 """Three, on a busy machine."""
 
-RETRY_SECONDS = 1.5
+RETRY_SECONDS = 3.0
 """Half of one, on a busy machine: less than CONNECT_SECONDS."""
 
 

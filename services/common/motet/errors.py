@@ -32,8 +32,10 @@ MotetError
 ├── RequestKillsEngines       engines died or hung while they computed this request and no other
 ├── Internal
 └── SetupError                start-up and command line: exit status 2
+    ├── AlreadyDeclared
     ├── ManifestError
     ├── ModelFolderError
+    │   └── ModelFileDamaged
     └── StateDirectoryError
 
 Raise the most specific class, with a message. `TABLE` has each error by its code: its gRPC and HTTP status and its
@@ -358,7 +360,9 @@ class ModelFolderError(SetupError):
 
 
 class ModelFileDamaged(ModelFolderError):
-    """A file of it is there, but is not what was saved."""
+    """A file of the base model is there, but is not what was saved. The message names it. Copy it there again."""
+
+    mapping = ErrorMapping("model_file_damaged", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class StateDirectoryError(SetupError):
