@@ -1,10 +1,11 @@
 """`motet adapter rollback`: an earlier revision of an adapter serves again."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from motet.digest import adapter_digest, hex_of
+from motet.digest import adapter_digest, hex_of, is_digest
 from motet.domain import Digest
 from motet.errors import SetupError
 from motet.sources import folder_of
@@ -39,11 +40,11 @@ def rollback(data_dir: Path, name: str, *, namespace: str, to: str | None, wait_
                 f"the manifest of {key} has just been removed. Push an adapter: motet adapter push DIR --as {name} "
                 f"-n {namespace}"
             )
-        revision = f", revision: {wanted['revision']}" if wanted["revision"] else ""
+        revision = f", revision: {json.dumps(wanted['revision'])}" if wanted["revision"] else ""
         raise SetupError(
             f"{key} is declared at {place}, which `motet adapter push` has not written. Write there: "
-            f"source: {{uri: {wanted['source']}{revision}, digest: {wanted['digest']}}}\n"
-            "A runner that still has these files does not need them from the source."
+            f"source: {{uri: {json.dumps(wanted['source'])}{revision}, digest: {wanted['digest']}}}\n"
+            "A runner that still has these files does not ask the source for them."
         )
     return push(
         data_dir,
@@ -105,9 +106,9 @@ def _folders(wanted: Json, stack: LocalStack) -> Iterator[Path]:
 def _in_a_cluster(name: str, namespace: str, to: str | None) -> str:
     return (
         f"kubectl get lora {name} -n {namespace} "
-        """-o jsonpath='{range .status.revisions[*]}{.time} {.verdict} {.digest} {.source}{"\\n"}{end}'\n"""
+        """-o jsonpath='{range .status.revisions[*]}{.time} {.verdict} {.digest} {.source} {.revision}{"\\n"}{end}'\n"""
         f"kubectl patch lora {name} -n {namespace} --type merge "
-        f"""-p '{{"spec": {{"source": {{"digest": "{to or "DIGEST"}"}}}}}}'\n"""
-        "If spec.source has changed since, set it back, too. A runner that still has the files does not "
-        "need them from the source."
+        f"""-p '{{"spec": {{"source": {{"digest": "{to if to and is_digest(to) else "DIGEST"}"}}}}}}'\n"""
+        "If spec.source names another place since, set that back, too. A runner that still has the files does not ask "
+        "the source for them, whatever revision and Secret it names now."
     )

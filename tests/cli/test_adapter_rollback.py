@@ -141,7 +141,7 @@ def test_of_a_manifest_that_no_push_has_written_it_says_what_to_write(stack: Sta
     with pytest.raises(SetupError) as caught:
         rollback(stack, "pirate")
     assert "which `motet adapter push` has not written" in str(caught.value)
-    assert f"source: {{uri: https://gone.example/a/, digest: {older}}}" in str(caught.value)
+    assert f'source: {{uri: "https://gone.example/a/", digest: {older}}}' in str(caught.value)
 
 
 def test_a_manifest_that_has_just_gone_is_nobody_elses(stack: StandingStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +161,8 @@ def test_without_a_stack_it_says_what_a_cluster_needs(tmp_path: Path) -> None:
     done = motet("adapter", "rollback", "desk", "-n", "acme", "--to", "sha256:1", "--data-dir", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "kubectl get lora desk -n acme -o jsonpath=" in done.stderr
-    assert """-p '{"spec": {"source": {"digest": "sha256:1"}}}'""" in done.stderr
+    assert "{.digest} {.source} {.revision}" in done.stderr
+    assert """-p '{"spec": {"source": {"digest": "DIGEST"}}}'""" in done.stderr, "the API server takes no beginning"
+    whole = "sha256:" + "1" * 64
+    done = motet("adapter", "rollback", "desk", "-n", "acme", "--to", whole, "--data-dir", str(tmp_path))
+    assert f"""-p '{{"spec": {{"source": {{"digest": "{whole}"}}}}}}'""" in done.stderr

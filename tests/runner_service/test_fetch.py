@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -314,10 +315,11 @@ async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(t
 
 async def test_of_many_origins_of_an_adapter_those_used_last_are_known(tmp_path, cache):
     """A tenant may name the same files in any number of ways. That costs no other tenant anything."""
-    fetcher, source = Fetcher(cache), write_adapter(tmp_path / "a").as_uri()
+    fetcher, folder = Fetcher(cache), write_adapter(tmp_path / "a")
 
     def named(number, namespace="many"):
-        return FetchRequest(source=source, revision=f"{number}", namespace=namespace, digest_verified=False)
+        (name := tmp_path / f"{number}").exists() or name.symlink_to(folder)
+        return FetchRequest(source=name.as_uri(), namespace=namespace, digest_verified=False)
 
     fetched = await fetcher.fetch(named(0, "another"))
     for number in range(MAX_ORIGINS + 3):
@@ -329,12 +331,27 @@ async def test_of_many_origins_of_an_adapter_those_used_last_are_known(tmp_path,
     assert not any(cache.find(fetched.digest, named(number)) for number in (1, 3))
 
 
-async def test_an_origin_that_an_earlier_build_has_recorded_is_known_to_its_namespace_alone(tmp_path, cache):
+async def test_what_a_namespace_has_read_from_a_source_it_may_use_again_with_another_revision_and_secret(
+    tmp_path, cache
+):
+    """So it goes back to an earlier revision, which the source may have lost."""
+    source = write_adapter(tmp_path / "a").as_uri()
+    first = FetchRequest(source=source, revision="v1", credentials="own/first", namespace="own", digest_verified=False)
+    fetched = await Fetcher(cache).fetch(first)
+    now = replace(first, revision="v2", credentials="own/second", expected=fetched.digest)
+    assert cache.find(fetched.digest, now) is not None
+    others = {"namespace": "other"}, {"source": f"{source}/v2"}, {"folder": "team-a"}, {"max_bytes": 1}
+    assert not any(cache.find(fetched.digest, replace(now, **other)) for other in others)
+
+
+@pytest.mark.parametrize("beginning", ["", "own"])
+async def test_an_origin_that_an_earlier_build_has_recorded_is_known_to_its_namespace_alone(tmp_path, cache, beginning):
     source = write_adapter(tmp_path / "a").as_uri()
     own, other = (FetchRequest(source=source, namespace=one, digest_verified=False) for one in ("own", "other"))
     fetched = await Fetcher(cache).fetch(own)
     (mark,) = fetched.folder.glob(".origin-*")
-    mark.rename(fetched.folder / f".origin-{key_of(*own.origin)}")
+    namespace = f"{key_of(beginning)}-" if beginning else ""
+    mark.rename(fetched.folder / f".origin-{namespace}{key_of(*own.origin)}")
     assert cache.find(fetched.digest, other) is None
     assert cache.find(fetched.digest, own) is not None
     assert list(fetched.folder.glob(".origin-*")) == [mark], "it has the name of now"

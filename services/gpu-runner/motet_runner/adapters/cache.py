@@ -121,8 +121,9 @@ class DiskCache:
     def find(self, digest: Digest, request: FetchRequest | None = None) -> Held | None:
         """A lease of the cached adapter, if this request may use the adapter.
 
-        A request may use it if the request's source is known to have this digest. Without this condition, a tenant who
-        knows the digest of another tenant's adapter could use that adapter without its credentials.
+        A request may use it if the request's source is known to have this digest, or has had it when the request's
+        namespace read it, in whatever revision. Without this condition, a tenant who knows the digest of another
+        tenant's adapter could use that adapter without its credentials.
         """
         try:
             lease = self._leases.lease(digest)
@@ -349,7 +350,7 @@ class DiskCache:
             _remove(target)  # which has gone if it was renamed
             lease.release()  # not before the adapter has its lease
         with suppress(OSError):
-            # Records the origin beside the files: a tenant who may read this origin may use the files.
+            # Records the origin beside the files: a tenant who has read this place may use the files.
             (held.folder / _origin(request)).touch()
             remove_oldest(held.folder, _origins_of(request), most=MAX_ORIGINS)
         return held
@@ -426,7 +427,7 @@ class DiskCache:
 
 
 def _origin(request: FetchRequest) -> str:
-    return f"{_origins_of(request)}{key_of(*request.origin)}"
+    return f"{_origins_of(request)}{key_of(*request.place)}"
 
 
 def _origins_of(request: FetchRequest) -> str:
@@ -434,14 +435,16 @@ def _origins_of(request: FetchRequest) -> str:
 
 
 def _has_earlier_mark(folder: Path, request: FetchRequest) -> bool:
-    """Whether the origin is recorded as by builds of 0.1 before November 28: under the same key, which the namespace is
-    a part of. The mark gets its name of now, if the disk takes writes. This can go after 0.1: then such an adapter is
-    fetched again."""
-    mark = folder / f".origin-{key_of(*request.origin)}"
-    known = mark.exists()
-    with suppress(OSError):
-        mark.rename(folder / _origin(request))
-    return known
+    """Whether the origin is recorded as by builds of 0.1 before December: with the revision and the Secret, and before
+    November 28 without the namespace in the name. The mark gets its name of now, if the disk takes writes. This can go
+    after 0.1: then such an adapter is fetched again."""
+    key = key_of(*request.origin)
+    for mark in (folder / f"{_origins_of(request)}{key}", folder / f".origin-{key}"):
+        if mark.exists():
+            with suppress(OSError):
+                mark.rename(folder / _origin(request))
+            return True
+    return False
 
 
 def names_in(folder: Path, beginning: str) -> list[str]:

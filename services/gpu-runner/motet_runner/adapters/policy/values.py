@@ -35,9 +35,18 @@ class FetchRequest:
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """The source, its owner, and how it is opened. Whoever may read an origin may use the files from it."""
-        bounds = (self.folder,) if self.folder else ()  # other bounds: another origin, another fetch
-        return (self.namespace, self.source, self.revision, self.credentials, *bounds)
+        """The source, its owner, and how it is opened: another origin is another fetch."""
+        return (self.namespace, self.source, self.revision, self.credentials, *self._bounds)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The source and its owner. Whoever has read files there may use them again by their digest, also when another
+        revision is named now, or another Secret."""
+        return (self.namespace, self.source, *self._bounds)
+
+    @property
+    def _bounds(self) -> tuple[str, ...]:
+        return (self.folder,) if self.folder else ()  # within other bounds nothing has been read
 
     @property
     def key(self) -> tuple[object, ...]:
