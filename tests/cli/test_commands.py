@@ -19,8 +19,8 @@ from motet_cli.chat import Conversation, chat
 from motet_cli.why import why
 from motet_operator.local.state_directory import StateDirectory
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
-from testbed.machine import lacking
 from tests.support.forked_motet import in_an_interpreter_of_its_own, motet
+from tests.support.small_disk import small_disk
 
 
 def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
@@ -146,15 +146,8 @@ def test_a_state_directory_below_a_file_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_file_system(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        lacking("the right to mount a tiny file system")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_reported_before_anything_starts(small_file_system: Path) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +20,10 @@ from motet_runner.adapters.folder_fetch import _move_files
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.sources.partial_fetch import key_of
-from testbed.machine import lacking
 from tests.common.waiting import PATIENCE_S
 from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
+from tests.support.small_disk import small_disk
 
 
 @pytest.fixture
@@ -177,14 +176,9 @@ async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A file system with space for a few pages, if this machine lets us mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        lacking("the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    """A file system with space for a few pages."""
+    with small_disk(tmp_path / "small", "16k") as place:
+        yield place
 
 
 async def test_a_full_disk_gives_a_clear_error_and_leaves_no_files(tmp_path, full_disk):

@@ -37,11 +37,11 @@ from motet_runner.sources.folder import AdapterFolder
 from motet_runner.sources.metrics import FetchMetrics
 from motet_runner.sources.source_access import Sources
 from motet_runner.sources.volume_threads import mount_of
-from testbed.machine import lacking
 from tests.common.waiting import until
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import Fetcher, usual_sources
 from tests.support.in_process_runner import write_adapter
+from tests.support.small_disk import small_disk
 
 WEIGHTS = "adapter_model.safetensors"
 LIMIT = 1 << 20
@@ -823,14 +823,9 @@ def test_a_folder_that_another_runner_has_stored_a_moment_ago_is_not_removed(tmp
 
 @pytest.fixture
 def own_mount(tmp_path):
-    """A file system for the cache that can be made read-only, if this machine lets us mount one."""
-    place = tmp_path / "cache"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "tmpfs", place]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        lacking("the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    """A file system for the cache that can be made read-only."""
+    with small_disk(tmp_path / "cache") as place:
+        yield place
 
 
 async def test_what_is_on_a_read_only_disk_still_serves(own_mount, tmp_path):
