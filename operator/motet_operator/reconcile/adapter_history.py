@@ -23,19 +23,20 @@ def revisions_of(status: Mapping[str, Any]) -> tuple[AdapterRevision, ...]:
 
 
 def revisions_after(
-    adapter: AdapterObject, known: AdapterReport, refused: str, now: datetime
+    adapter: AdapterObject, known: AdapterReport, failure: str, now: datetime
 ) -> tuple[AdapterRevision, ...]:
-    """The newest first. `refused`: the reason for which the newest revision is not served; empty if it is."""
+    """The newest first. `failure`: the reason for which the newest revision is not served; empty if it is."""
     try:
-        return _revisions_after(adapter, known, refused, now)
+        return _revisions_after(adapter, known, failure, now)
     except ValidationError:
         return adapter.revisions  # what no status can hold, such as a very long address, is left out
 
 
 def _revisions_after(
-    adapter: AdapterObject, known: AdapterReport, refused: str, now: datetime
+    adapter: AdapterObject, known: AdapterReport, failure: str, now: datetime
 ) -> tuple[AdapterRevision, ...]:
     now = now.replace(microsecond=0)
+    refused = "" if known.failure_passes else failure
     checked = next((one for one in adapter.revisions if one.verdict == "Checking"), None)
     found = [one for one in adapter.revisions if one.verdict != "Checking"]
     if known.serving_digest:
@@ -55,7 +56,8 @@ def _revisions_after(
     if refused:
         found = _with_newest(found, newest.model_copy(update={"verdict": "Refused", "reason": refused}))
     elif known.checking or known.failure_passes:
-        found = [_at_the_same_time(newest, checked), *found]
+        waits = newest.model_copy(update={"reason": failure or None})
+        found = [_at_the_same_time(waits, checked), *found]
     return tuple(_last(found))
 
 

@@ -331,7 +331,7 @@ def adapter_status(
 
 
 def _revisions(view: View, adapter: AdapterObject, known: AdapterReport) -> tuple[AdapterRevision, ...]:
-    return revisions_after(adapter, known, "" if known.failure_passes else _failure(known), view.now)
+    return revisions_after(adapter, known, _failure(known), view.now)
 
 
 def _of_runners_that_exist(known: AdapterReport, context: AdapterContext) -> AdapterReport:

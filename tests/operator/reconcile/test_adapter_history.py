@@ -122,7 +122,11 @@ def test_bytes_that_serve_from_elsewhere_now_have_that_source() -> None:
 
 def test_a_failure_that_passes_is_no_verdict() -> None:
     passes = {"failure_code": "adapter_fetch_failed", "failure_reason": "NoSpace", "failure_passes": True}
-    assert verdicts(History().after(**passes)) == [("Checking", None)]
+    history = History()
+    (begun,) = history.after(checking=True)
+    (waits,) = history.after(**passes)
+    assert (waits.verdict, waits.reason, waits.time) == ("Checking", "NoSpace", begun.time)
+    assert history.after(checking=True) == (begun,), "it has passed"
 
 
 def test_a_revision_that_serves_again_is_there_once() -> None:

@@ -161,7 +161,7 @@ class AdapterRevision(StatusModel):
     """`Draining`: it was replaced, and requests that began before still use it."""
 
     reason: Annotated[str, Field(max_length=128)] | None = None
-    """Why it was refused, in one word."""
+    """Why it was refused, or, while it is `Checking`, why it is tried again; in one word."""
 
     time: Annotated[datetime, Field(strict=False)]
     """When it began to serve or was refused, or when its check began."""
