@@ -113,6 +113,10 @@ class WebServer:
     def asked_for(self, name: str) -> list[ReceivedRequest]:
         return [one for one in self.asked if one.path.endswith(name)]
 
+    def wanted(self, name: str) -> list[ReceivedRequest]:
+        """Those that asked for its bytes, and not only whether it has changed."""
+        return [one for one in self.asked_for(name) if "if-none-match" not in one.headers]
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(
             ReceivedRequest(request.method, request.path, {k.lower(): v for k, v in request.headers.items()})

@@ -166,7 +166,7 @@ async def test_two_runners_of_one_machine_fetch_a_model_once(web, loader, model)
     uri = web.put("/base/", model)
     folders = await asyncio.gather(loader.load(uri), loader.load(uri))
     assert len(set(folders)) == 1
-    assert len(web.asked_for("model-00001-of-00003.safetensors")) == 1
+    assert len(web.wanted("model-00001-of-00003.safetensors")) == 1
 
 
 async def test_a_model_is_locked_by_a_file_that_is_open_for_writing(web, loader, model, monkeypatch):
@@ -207,7 +207,7 @@ async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tm
     first = await run("one")
     assert b"BartModel is an encoder-decoder" in first
     asked = len(web.asked)
-    assert len(web.asked_for("model-00001-of-00003.safetensors")) == 1, first
+    assert len(web.wanted("model-00001-of-00003.safetensors")) == 1, first
     assert await run("two") == first
     assert len(web.asked) == asked
 

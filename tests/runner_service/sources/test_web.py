@@ -74,7 +74,7 @@ async def test_a_broken_download_continues_where_it_broke(web, fetch_setup, adap
     web.faults[WEIGHTS] = BrokenConnection(after=20_000, times=3)
     fetched = await fetch_setup.fetch(source)
     assert fetched.digest == adapter_digest(adapter)
-    ranges = [one.headers.get("range") for one in web.asked_for(WEIGHTS)]
+    ranges = [one.headers.get("range") for one in web.wanted(WEIGHTS)]
     assert ranges[0] is None
     assert all(wanted is not None and wanted != "bytes=0-" for wanted in ranges[1:])
     assert web.sent < 1.2 * sum(len(body) for body in web.files.values()), "nothing twice"
@@ -87,6 +87,26 @@ async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, fetc
     assert (await fetch_setup.fetch(source)).digest == adapter_digest(changed)
 
 
+async def test_a_folder_that_is_overwritten_between_two_files_is_fetched_again(web, fetch_setup, adapter, tmp_path):
+    """Else the configuration of one version would be served with the weights of the next one."""
+    source = web.put("/pirate/", adapter)
+    changed = write_adapter(tmp_path / "other", rank=256)
+    web.faults[WEIGHTS] = BrokenConnection(after=20_000, then=lambda: web.put("/pirate/", changed))
+    with pytest.raises(AdapterFetchFailed, match=r"adapter_config\.json was overwritten while") as failed:
+        await fetch_setup.fetch(source)
+    assert failed.value.retry_after > 0
+    assert fetch_setup.cached() == []
+    assert (await fetch_setup.fetch(source)).digest == adapter_digest(changed)
+
+
+async def test_a_server_that_is_busy_when_it_is_asked_again_has_changed_nothing(web, fetch_setup, adapter):
+    source = web.put("/pirate/", adapter)
+    busy = lambda: web.faults.update({CONFIG: ErrorStatus(503, times=2)})  # noqa: E731
+    web.faults[WEIGHTS] = BrokenConnection(after=20_000, then=busy)
+    assert (await fetch_setup.fetch(source)).digest == adapter_digest(adapter)
+    assert web.asked_for(CONFIG)[-1].headers["if-none-match"]
+
+
 async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[WEIGHTS] = ErrorStatus(503)
@@ -95,7 +115,7 @@ async def test_files_of_an_earlier_attempt_are_not_fetched_again(web, fetch_setu
     assert failed.value.retry_after > 0
     web.faults.clear()
     await fetch_setup.fetch(source)
-    continued, compared = web.asked_for(CONFIG)[-2:]
+    continued, compared, _ = web.asked_for(CONFIG)[-3:]
     assert continued.headers["if-range"] == compared.headers["if-none-match"]
     assert web.sent == sum(len(body) for body in web.files.values())
 

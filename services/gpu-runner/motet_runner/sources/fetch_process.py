@@ -106,6 +106,7 @@ def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) ->
     if opened.revision:
         send(revision=opened.revision)
     fetch_all(order, opened, into, opened.sizes, need)
+    opened.confirm(into)
 
 
 def fetch_all(

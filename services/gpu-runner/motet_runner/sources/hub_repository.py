@@ -69,6 +69,9 @@ class HubRepository:
             raise temporary(f"{file.name} of {self.name} arrived damaged. Motet tries again automatically.")
         return True
 
+    def confirm(self, into: Path) -> None:
+        """All files are those of one commit."""
+
     def _call(self, call: Any) -> Any:
         from huggingface_hub import errors
 

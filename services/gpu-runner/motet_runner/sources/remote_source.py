@@ -53,6 +53,10 @@ class OpenSource(Protocol):
     def fetch(self, file: WantedFile, into: Path) -> bool:
         """Fetch one file. False if it does not exist and is not required."""
 
+    def confirm(self, into: Path) -> None:
+        """Raises AdapterFetchFailed if one of the fetched files has changed since it came. Nothing to do for a source
+        that names its files by a revision or a digest."""
+
 
 class RemoteSource(Protocol):
     """A source module's `parse(uri, revision)` returns a RemoteSource, or raises AdapterFetchFailed. The service also

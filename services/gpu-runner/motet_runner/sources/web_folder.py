@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx2
 
-from motet_runner.sources.fetch_errors import missing, too_large
+from motet_runner.sources.fetch_errors import missing, temporary, too_large
 from motet_runner.sources.file_selection import WantedFile, missing_file
 from motet_runner.sources.remote_source import NeedRoom
 from motet_runner.sources.web_requests import (
@@ -19,6 +20,9 @@ from motet_runner.sources.web_requests import (
     refused,
     retry_after,
 )
+
+TAG = ".etag"
+"""The end of the name of the file that has the entity tag of another one."""
 
 ROOM_STEP = 1 << 20
 ROOM_SHARE = 16
@@ -49,7 +53,7 @@ class WebFolder(WebRequests):
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         """Fetch one file. False if it does not exist and is not required."""
-        path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
+        path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}{TAG}"
         if path.exists():
             path.replace(part)  # an earlier fetch's file: it is fetched again only if it has changed
         try:
@@ -62,6 +66,19 @@ class WebFolder(WebRequests):
             return False
         part.replace(path)
         return True
+
+    def confirm(self, into: Path) -> None:
+        if self.sizes is not None:
+            return  # it has a listing, which says what the files are
+        for tag in sorted(into.glob(f"*{TAG}")):
+            file, etag = WantedFile(tag.name.removesuffix(TAG), 0), tag_in(tag)
+            if not (etag and (into / file.name).exists()):  # an earlier revision had it
+                continue
+            if not self._patiently(partial(self._is_same, file, etag), lambda: 0, self._named(file)):
+                raise temporary(
+                    f"{self._named(file)} was overwritten while the other files came. Motet fetches the folder again "
+                    "automatically. Publish new files in a new folder."
+                )
 
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         have = size_of(part)
@@ -132,6 +149,8 @@ class WebFolder(WebRequests):
     def _is_same(self, file: WantedFile, tag: str) -> bool:
         """Whether the file has this tag now. Answers that there is no more of it name none."""
         with self._answer(self._url_of(file), {"if-none-match": tag}) as response:
+            if response.status_code in PASSING:
+                raise Interrupted(f"the server answers {response.status_code}", retry_after(response))
             return response.status_code == 304 or self._continues(response, tag)
 
     def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
