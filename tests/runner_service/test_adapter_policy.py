@@ -546,8 +546,9 @@ class Told:
     def __init__(
         self, capacity: int = 9, limits: CacheLimits | None = None, users_of: Callable[[Digest], int] = lambda _: 0
     ) -> None:
+        self.clock = FakeClock()
         self.policy = AdapterPolicy(
-            limits=limits or CacheLimits(capacity), users_of=users_of, clock=FakeClock(), failures=SourceFailures()
+            limits=limits or CacheLimits(capacity), users_of=users_of, clock=self.clock, failures=SourceFailures()
         )
 
     def __getattr__(self, happened: str) -> Callable[..., list[Any]]:
@@ -688,6 +689,65 @@ def test_who_comes_during_a_fetch_that_fails_gets_a_fetch_of_what_is_there_then(
     (second,) = (effect for effect in done if isinstance(effect, effects.Fetch))
     done = told.answered(second.number, Failure("adapter_fetch_failed", "no config"))
     assert [effect.who for effect in done] == [2]
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "again"),
+    [
+        ("s3://models/a", {}, True),
+        ("https://acme/", {}, True),
+        ("oci://acme/a:v1", {}, True),
+        ("hf://acme/a", {"revision": "main"}, True),
+        ("hf://acme/a", {"revision": "0" * 40}, False),
+        (f"oci://acme/a@sha256:{'0' * 64}", {}, False),
+        ("https://acme/", {"expected": DIGEST}, False),
+    ],
+)
+def test_a_newer_generation_gets_what_its_source_has_now(source: str, how: dict[str, str], again: bool) -> None:
+    """The files may have been replaced since the fetch for the earlier one began."""
+
+    def ordered(number: int, generation: int, name: str = "a") -> list[Any]:
+        ref = common_pb2.AdapterRef(namespace="acme", name=name, generation=generation)
+        done = told.order(Order(number, ref, fetch(source, digest_verified=False, **how), load=True))
+        for find in [one for one in done if isinstance(one, effects.Find)]:
+            done += told.answered(find.number, None)
+        return [one for one in done if isinstance(one, effects.Fetch)]
+
+    told = Told()
+    (first,) = ordered(1, 1)
+    for number, generation in ((2, 1), (3, 2), (4, 2)):
+        assert ordered(number, generation) == []
+    done = told.answered(first.number, Failure("adapter_fetch_failed", "no config"))
+    assert [one.who for one in done if isinstance(one, effects.Fail)] == ([1, 2] if again else [1, 2, 3, 4])
+    assert [type(one) for one in done if isinstance(one, effects.Fetch)] == [effects.Fetch] * again
+
+
+def test_the_revision_that_serves_and_the_one_that_is_wanted_do_not_disturb_each_others_fetches() -> None:
+    told, gone = Told(), []
+
+    def forgotten(done: list[Any]) -> list[Any]:
+        gone.extend(one.request.revision for one in done if isinstance(one, effects.ForgetPartial))
+        return done
+
+    def fails(number: int, revision: str, *, serves: bool) -> float:
+        """Returns after which time it is tried again."""
+        it = fetch("hf://acme/a", revision=revision, digest_verified=serves)
+        done = forgotten(told.order(Order(number, common_pb2.AdapterRef(namespace="acme", name="a"), it)))
+        (begun,) = [one for one in done if isinstance(one, effects.Fetch)]
+        done = told.answered(begun.number, Failure("adapter_fetch_failed", "away", 5.0))
+        (failed,) = [one for one in done if isinstance(one, effects.Fail)]
+        told.clock.advance(failed.failure.retry_after)
+        return failed.failure.retry_after
+
+    waits = [(fails(2 * turn, "v1", serves=True), fails(2 * turn + 1, "v2", serves=False)) for turn in range(3)]
+    assert waits == [(5, 5), (10, 10), (20, 20)]
+    assert gone == []
+    fails(6, "v3", serves=False)
+    assert gone == ["v2"]
+    fails(7, "v3", serves=True)
+    assert gone == ["v2", "v1"]
+    forgotten(told.manifest_gone("acme/a"))
+    assert {*gone} == {"v1", "v2", "v3"}
 
 
 def digest_of(number: int) -> Digest:

@@ -297,6 +297,18 @@ async def test_what_a_killed_process_has_begun_to_write_goes_at_a_later_start(tm
     assert sorted(fetched.folder.iterdir()) == before
 
 
+@pytest.mark.parametrize("beginning", [".fetch", ".trash"])
+def test_what_a_killed_runner_leaves_takes_no_room_although_none_starts_in_its_place(cache, beginning):
+    left = cache.folder / f"{beginning}-0123456789abcdef-0"
+    left.mkdir()
+    (left / "adapter_model.safetensors").write_bytes(bytes(5000))
+    used = FolderLease(left)
+    assert cache.contents(room=1 << 40).unfinished == 5000
+    used.release()
+    assert cache.contents(room=1 << 40).unfinished == 0
+    assert contents(cache) == []
+
+
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)

@@ -117,6 +117,45 @@ def test_who_comes_while_an_adapter_is_removed_waits_and_finds_nothing(cached):
         (folder / "elsewhere").rename(leases.path_of(digest))
 
 
+def test_a_runner_that_stands_still_while_it_removes_an_adapter_holds_back_that_one_alone(cached, monkeypatch):
+    folder, digest = cached
+    monkeypatch.setattr(digest_lease, "MAX_WAIT_SECONDS", 0.05)
+    stopped = DigestLeases(folder).lease(digest)
+    assert stopped.become_exclusive()
+    cache = DiskCache(folder, max_adapter_bytes=1 << 20)
+    assert cache.find(digest) is None, "it is fetched, as if it had gone"
+    assert not cache.evict(digest, None)
+    with pytest.raises(TimeoutError, match="another process removes this adapter, and does not go on"):
+        DigestLeases(folder).lease(digest)
+    stopped.become_shared()
+    held = cache.find(digest)
+    assert held is not None
+    held.lease.release()
+    stopped.release()
+    assert cache.evict(digest, None), "no lock is left of those that waited"
+
+
+def test_a_cache_whose_disk_was_read_only_is_bounded_once_it_is_not(cached, monkeypatch):
+    folder, digest = cached
+    opens = os.open
+
+    def read_only(path, flags, *mode, **how):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opens(path, flags, *mode, **how)
+
+    cache = DiskCache(folder, max_adapter_bytes=1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(digest_lease.os, "open", read_only)
+        held = cache.find(digest)
+        cache.renew_leases()
+        assert not cache.evict(digest, held)
+        assert not DiskCache(folder, max_adapter_bytes=1).evict(digest, None), "it is used"
+    cache.renew_leases()
+    assert not DiskCache(folder, max_adapter_bytes=1).evict(digest, None), "it is used"
+    assert cache.evict(digest, held)
+
+
 def test_an_adapter_that_came_back_is_another_one(cached):
     folder, digest = cached
     lease = DigestLeases(folder).lease(digest)

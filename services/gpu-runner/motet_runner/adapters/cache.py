@@ -127,7 +127,7 @@ class DiskCache:
         """
         try:
             lease = self._leases.lease(digest)
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: not a digest
+        except (FileNotFoundError, NotADirectoryError, TimeoutError, ValueError):  # ValueError: not a digest
             return None
         try:
             held = self.held(digest, lease)
@@ -157,7 +157,8 @@ class DiskCache:
             return CacheContents() if len(names) <= capacity else CacheContents(self._by_last_use(adapters))
         own = f".fetch-{_process}-"
         others = (name for name in names if name.startswith(".") and not name.startswith(own))
-        unfinished = sum(_bytes_of(self.folder / name) for name in others)
+        # What no process fills any more goes at once: its runner was killed, and perhaps none starts in its place.
+        unfinished = sum(_bytes_of(one) for name in others if not self._remove_unlocked(one := self.folder / name))
         now = time.monotonic()
         if len(adapters) > capacity or now >= self._recount_at:
             total = self._count(adapters, counted={})
@@ -268,6 +269,8 @@ class DiskCache:
             lease = self._leases.lease(digest)
         except (FileNotFoundError, NotADirectoryError):
             return True
+        except TimeoutError:  # another process has begun to
+            return False
         try:
             return self._remove(lease)
         finally:

@@ -37,6 +37,11 @@ _FLOCK = struct.Struct("hhqqi")
 """The kernel's `struct flock`: type, whence, start, length, process."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+MAX_WAIT_SECONDS = 2.0
+"""How long a lease waits for a process that removes the adapter: that takes milliseconds, if it is not stopped and its
+disk does not hang. All other leases of this runner wait behind this one."""
+POLL_SECONDS = 0.002
+
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, *_NO_SPACE)
 
 
@@ -52,6 +57,8 @@ class DigestLeases:
         self._files: dict[str, int] = {}
         self._not_made = errno.EROFS
         """Why the newest lock file could not be made"""
+        self._read_only: set[str] = set()
+        """Those that nothing can be removed with: the disk was read-only when they were opened."""
         self._opened: list[int] = []
         self._counts: Counter[Digest] = Counter()
         self._exclusive: set[Digest] = set()
@@ -65,8 +72,8 @@ class DigestLeases:
         return self._folder / hex_of(digest)
 
     def lease(self, digest: Digest) -> "DigestLease":
-        """Waits while another process removes the adapter. Raises FileNotFoundError or NotADirectoryError if there is
-        no folder."""
+        """Waits while another process removes the adapter: raises TimeoutError if that takes too long, and
+        FileNotFoundError or NotADirectoryError if there is no folder."""
         folder = self.path_of(digest)
         self._acquire(digest)
         try:
@@ -76,10 +83,11 @@ class DigestLeases:
             raise
 
     def renew(self) -> None:
-        """Open the lock files that are not open, or that somebody has removed, and take the locks of their leases."""
+        """Open the lock files that are not open, that somebody has removed, or that were read-only, and take the locks
+        of their leases."""
         with self.changed:
             for name in _NAMES:
-                self._file(name)
+                self._file(name, anew=name in self._read_only)
 
     def release(self, digest: Digest) -> None:
         with self.changed:
@@ -97,6 +105,8 @@ class DigestLeases:
             if self._counts[digest] > 1:
                 return False
             file = self._file(_name_of(digest))
+            if _name_of(digest) in self._read_only:
+                raise OSError(self._not_made, os.strerror(self._not_made), str(self._folder))
             if file is None:
                 # If only space is missing, what is removed makes room: whoever uses it has locked its folder, unless
                 # processes use as many adapters as this one here.
@@ -127,7 +137,10 @@ class DigestLeases:
             self._counts[digest] += 1  # before the lock is there: no other thread may unlock it from now on
         try:
             if file is not None:
-                _lock(file, digest, fcntl.F_RDLCK, wait=True)  # while another process removes the adapter
+                _lock_soon(file, digest)
+                with self.changed:
+                    if self._files.get(_name_of(digest)) != file:  # there is another one, with this lock, too
+                        _lock(file, digest, fcntl.F_UNLCK)
             else:
                 self._lock_folder(digest)
         except BaseException:
@@ -146,23 +159,36 @@ class DigestLeases:
         if (lease := self._folders.pop(digest, None)) is not None:
             lease.release()
 
-    def _file(self, name: str) -> int | None:
+    def _file(self, name: str, *, anew: bool = False) -> int | None:
         """The lock file. None: it cannot be made. Until it can, this process locks and removes adapters only if the
-        disk is full."""
+        disk is full. `anew`: it is open, and may be opened for writing now."""
         file = self._files.get(name)
-        if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
-            # Beside the real folder: several paths may lead to it.
+        gone = file is None or not os.fstat(file).st_nlink  # somebody has removed it
+        if file is not None and not (gone or anew):
+            return file
+        # Beside the real folder: several paths may lead to it.
+        path = Path(os.path.realpath(self._folder) + LOCK_FILES) / name
+        try:
+            opened = _open(path)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            if not gone:
+                return file
+            self._not_made = error.errno
             try:
-                file = _open(Path(os.path.realpath(self._folder) + LOCK_FILES) / name)
-            except OSError as error:
-                if error.errno not in _NOT_WRITABLE:
-                    raise
-                file, self._not_made = None, error.errno
-            else:
-                self._opened.append(file)  # also one that was removed: a thread may wait for its lock
-                self._files[name] = file
-                self._lock_again(file, name)
-        return file
+                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            self._read_only.add(name)
+        else:
+            self._read_only.discard(name)
+        if file is not None and not gone:  # else its locks would keep the new ones out
+            _unlock_all(file)
+        self._opened.append(opened)  # the one before stays open: a thread may wait for its lock
+        self._files[name] = opened
+        self._lock_again(opened, name)
+        return opened
 
     def _lock_again(self, file: int, name: str) -> None:
         """Take the locks of leases that have none: their lock file could not be made, or was removed. One that another
@@ -233,12 +259,24 @@ def _name_of(digest: Digest) -> str:
     return hex_of(digest)[0]
 
 
-def _lock(file: int, digest: Digest, how: int, *, wait: bool = False) -> bool:
-    """False if another process has a lock that forbids this one, and `wait` is False."""
+def _lock_soon(file: int, digest: Digest) -> None:
+    """A shared lock. Raises TimeoutError."""
+    ends = time.monotonic() + MAX_WAIT_SECONDS
+    while not _lock(file, digest, fcntl.F_RDLCK):
+        if time.monotonic() >= ends:
+            raise TimeoutError(errno.ETIMEDOUT, "another process removes this adapter, and does not go on", digest)
+        time.sleep(POLL_SECONDS)
+
+
+def _unlock_all(file: int) -> None:
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def _lock(file: int, digest: Digest, how: int) -> bool:
+    """False if another process has a lock that forbids this one."""
     place = int(hex_of(digest)[1:16], 16)
-    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
     try:
-        fcntl.fcntl(file, command, _FLOCK.pack(how, os.SEEK_SET, place, 1, 0))
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(how, os.SEEK_SET, place, 1, 0))
     except BlockingIOError:
         return False
     return True
@@ -246,14 +284,8 @@ def _lock(file: int, digest: Digest, how: int, *, wait: bool = False) -> bool:
 
 def _open(path: Path) -> int:
     """Makes the file if it is missing."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            raise error from None
+    path.parent.mkdir(exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _close(files: list[int], folders: dict[Digest, FolderLease]) -> None:

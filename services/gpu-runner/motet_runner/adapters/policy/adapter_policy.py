@@ -27,9 +27,8 @@ from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
 from motet_runner.sources.fetch_errors import no_room, too_large
 
 MAX_MANIFESTS = 4096
-"""For how many manifests the last source is remembered: its partial fetch is removed when the source changes or
-goes."""
-
+"""For how many manifests the last sources are remembered: the partial fetch of one is removed when it is named no more.
+"""
 CONFIRMED_AT_ONCE = 500
 """How many folders are looked at together: some milliseconds, which another call waits for."""
 
@@ -76,7 +75,9 @@ class AdapterPolicy:
         self.pending = Pending()
         self._turns = Turns() if turns is None else turns
         self._pinned: frozenset[Digest] = frozenset()
-        self._sources: OrderedDict[str, FetchRequest] = OrderedDict()
+        self._sources: OrderedDict[str, dict[bool, FetchRequest]] = OrderedDict()
+        """Of each manifest, where a revision comes from that serves, and one that does not yet: they are ordered in
+        turn."""
         self._unconfirmed: Iterator[Digest] = iter(())
         """Whose folders are still to be looked at in this round."""
         self._confirming = False
@@ -164,7 +165,7 @@ class AdapterPolicy:
         if job is None:
             self._start_fetch(FetchJob(order.fetch, {order.number: order}))
         else:
-            (job.late if order.fetch.may_change else job.orders)[order.number] = order
+            (job.late if job.is_too_early_for(order) else job.orders)[order.number] = order
 
     def _start_fetch(self, job: FetchJob, before: Held | None = None) -> None:
         self.jobs[job.request.key] = job
@@ -225,8 +226,10 @@ class AdapterPolicy:
     # ------------------------------------------------------------------------------------------------------- sources
 
     def _remember_source(self, order: Order) -> None:
-        before = self._sources.pop(order.manifest, None)
-        self._sources[order.manifest] = order.fetch
+        sources = self._sources.pop(order.manifest, {})
+        serves = order.fetch.digest_verified
+        before, sources[serves] = sources.get(serves), order.fetch
+        self._sources[order.manifest] = sources
         if len(self._sources) > MAX_MANIFESTS:
             self._sources.popitem(last=False)
         if before is not None and before.origin != order.fetch.origin:
@@ -236,11 +239,11 @@ class AdapterPolicy:
         self.revisions.gone(manifest)
         for life in self:
             life.generations.pop(manifest, None)
-        if (source := self._sources.pop(manifest, None)) is not None:
+        for source in self._sources.pop(manifest, {}).values():
             self._forget_source(source)
 
     def _forget_source(self, source: FetchRequest) -> None:
-        if all(one.origin != source.origin for one in self._sources.values()):
+        if all(one.origin != source.origin for some in self._sources.values() for one in some.values()):
             self._failures.forget(source)
             self._emit(effects.ForgetPartial(source))
 

@@ -15,7 +15,16 @@ class FetchJob:
     request: FetchRequest
     orders: dict[int, Order] = field(default_factory=dict)
     late: dict[int, Order] = field(default_factory=dict)
-    """Orders that came after the fetch had begun, and want the present bytes: the folder is read again for them."""
+    """Orders that came after the fetch had begun, and want the present bytes: the source is read again for them."""
+
+    def is_too_early_for(self, order: Order) -> bool:
+        """Whether the source may have had other bytes when the fetch began than when this order was made. To read a
+        folder again costs little; of other sources, an order for the same generation of the manifest is the same one.
+        """
+        if self.request.names_bytes:
+            return False
+        alike = ((one.manifest, one.ref.generation) for one in self.orders.values())
+        return self.request.is_folder or (order.manifest, order.ref.generation) not in alike
 
 
 @dataclass(slots=True, eq=False)

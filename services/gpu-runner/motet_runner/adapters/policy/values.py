@@ -1,13 +1,16 @@
 """What the policy knows about orders, waiting requests and cached folders."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from motet.api.v1 import common_pb2
 from motet.domain import Digest
-from motet.sources import FOLDER
+from motet.sources import FOLDER, REGISTRY
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.digest_lease import DigestLease
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +57,14 @@ class FetchRequest:
         return (self.origin, self.expected, self.max_bytes)
 
     @property
-    def may_change(self) -> bool:
-        """True if the bytes may have changed since a running fetch began."""
-        return self.source.startswith(f"{FOLDER.scheme}:") and not self.expected
+    def names_bytes(self) -> bool:
+        """Whether the source has these bytes at all times: a digest is expected, or one commit or image is named."""
+        is_image = self.source.startswith(REGISTRY.prefix) and "@sha256:" in self.source
+        return bool(self.expected) or is_image or _COMMIT.fullmatch(self.revision) is not None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.source.startswith(f"{FOLDER.scheme}:")
 
 
 @dataclass(frozen=True, slots=True)
