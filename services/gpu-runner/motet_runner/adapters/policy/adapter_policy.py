@@ -674,8 +674,9 @@ class AdapterPolicy:
     def _refuse(self, fetches: list[int]) -> None:
         for fetch in fetches:
             text = (
-                f"There is no room for {self._named(fetch)}: what is used now or fetched leaves too little of "
-                "engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
+                f"There is no room for {self._named(fetch)}: what is used now or fetched, or kept by another "
+                "runner in this cache, leaves too little of engine.adapterDiskMiB. Raise it, or use fewer adapters at "
+                "once. Motet tries again automatically."
             )
             self._emit(effects.RefuseRoom(fetch, Failure.of(no_room(text))))
 
