@@ -182,6 +182,9 @@ class Container:
             (into / file.name).write_text(f"{file.name} of {self.uri} at {self.revision} for {self.user}")
         return file.required
 
+    def confirm(self, into):
+        pass
+
 
 def parse(uri, revision):
     if uri.count("/") < 3:
