@@ -24,6 +24,8 @@ from motet_runner.adapters import check_process, check_processes
 from motet_runner.adapters.certification import Certification, EngineLimits, certify
 from motet_runner.adapters.check_process import decoded, encoded
 from motet_runner.adapters.check_processes import LOWEST_PRIORITY, CheckProcesses
+from motet_runner.service import CHECK_SHARE
+from motet_runner.settings import Settings
 from motet_simulator.fake_engine import FakeEngine
 from tests.common.waiting import until
 from tests.support.in_process_runner import write_adapter
@@ -286,6 +288,29 @@ def test_a_tokenizer_that_takes_too_much_is_refused(tmp_path, adapter, make, bou
         assert warning.startswith("tokenizer.json: normalizer is not that of the base model's tokenizer")
     finally:
         processes.close()
+
+
+def test_a_check_that_gets_little_time_ends_before_anybody_takes_it_for_a_disk_that_hangs(tmp_path, adapter):
+    (base := tmp_path / "base").mkdir()
+    limits = LIMITS._replace(model=str(with_tokenizer(base)), vocabulary=2)
+    slow = with_slow_tokenizer(tmp_path / "slow")
+    size = (slow / "adapter_model.safetensors").stat().st_size
+    processes = CheckProcesses(limits, seconds=1.0, bytes_per_second=size)
+    try:
+        began = time.monotonic()
+        with pytest.raises(AdapterFetchFailed, match="did not end within 2 s: this machine has little time") as failed:
+            processes.check(slow)
+        assert time.monotonic() - began < 5
+        assert failed.value.retry_after > 0
+        assert not children()
+    finally:
+        processes.close()
+
+
+def test_with_a_runners_own_settings_a_check_ends_before_its_disk_counts_as_hanging():
+    """Else its thread went on, while others were told that the disk hangs, and its namespace began another one."""
+    waits = Settings.model_fields["disk_stall_seconds"].default
+    assert 1.5 * check_processes.CPU_SECONDS < CHECK_SHARE * waits < waits - 10
 
 
 def test_a_process_that_was_killed_is_replaced(processes, adapter):

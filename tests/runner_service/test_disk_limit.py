@@ -22,6 +22,7 @@ from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet.runner_info import Failure
 from motet_runner.adapters import cache as disk_cache
+from motet_runner.adapters import wishes
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
@@ -112,6 +113,51 @@ async def test_without_room_the_used_adapters_stay_and_the_fetch_fails_for_now(t
     third = await setup.ensure(3)
     assert third.digest in setup.cached()
     setup.adapters.close()
+
+
+async def test_what_another_runner_keeps_in_a_shared_cache_and_does_not_use_leaves_for_a_fetch(tmp_path, one_size):
+    """Also while it has no order and no fetch of its own."""
+    idle, asks = (RegistrySetup(tmp_path, capacity=99, disk_bytes=3 * one_size + 100) for _ in range(2))
+    kept = [await idle.ensure(number) for number in (1, 2)]
+    used = await asks.ensure(3)
+    asks.users[used.digest] = 1
+    with pytest.raises(AdapterFetchFailed, match=r"or kept by another runner in this cache, leaves too little"):
+        await asks.ensure(4)
+    await asks.settled()
+    idle.users[kept[0].digest] = 1
+    idle.adapters.tick()
+    await idle.settled()
+    assert idle.cached() == {kept[0].digest, used.digest}
+    assert DropAdapter(kept[1].digest) in idle.posted
+    fetched = await asks.ensure(4)
+    assert asks.cached() == {kept[0].digest, used.digest, fetched.digest}
+    for one in (idle, asks):
+        one.adapters.close()
+
+
+async def test_what_another_runner_wishes_for_leaves_only_if_that_helps_and_while_it_wishes(
+    tmp_path, one_size, monkeypatch
+):
+    idle, asks = (RegistrySetup(tmp_path, capacity=99, disk_bytes=2 * one_size + 100) for _ in range(2))
+    kept = {(await idle.ensure(number)).digest for number in (1, 2)}
+
+    async def left() -> set[Digest]:
+        idle.adapters.tick()
+        await idle.settled()
+        return idle.cached()
+
+    asks.cache.wish(2 * one_size)
+    idle.users = dict.fromkeys(sorted(kept)[:1], 1)
+    assert await left() == kept, "one is used, so there is no room for two"
+    idle.users.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(wishes, "WISH_SECONDS", 0.0)
+        assert await left() == kept
+    assert not list((tmp_path / "cache.wishes").iterdir()), "it was an old one"
+    asks.cache.wish(2 * one_size)
+    assert await left() == set()
+    for one in (idle, asks):
+        one.adapters.close()
 
 
 async def test_adapters_that_are_fetched_together_fit_together(tmp_path, one_size):
@@ -382,8 +428,9 @@ def test_once_another_runner_is_found_to_use_what_is_needed_nothing_more_leaves(
     (listing,) = told.tell(told.policy.needs, fetch.number, 30)
     (evict,) = told.tell(told.policy.answered, listing.number, contents(1, 2, 3))
     failure = Failure("adapter_fetch_failed", "Another runner uses it.", 5.0)
-    (refused,) = told.tell(told.policy.answered, evict.number, failure)
+    refused, wish = told.tell(told.policy.answered, evict.number, failure)
     assert isinstance(refused, effects.RefuseRoom)
+    assert wish == effects.WishRoom(30), "the other one may not use all that it keeps"
 
 
 def test_a_failed_listing_refuses_with_its_failure_and_grants_nothing() -> None:

@@ -38,11 +38,13 @@ from motet_runner.loaded_runner import LoadedRunner
 from motet_runner.metrics import Metrics
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified
-from motet_runner.sources.source_access import Sources
+from motet_runner.sources.source_access import SLOWEST_BYTES_PER_SECOND, Sources
 
 log = structlog.get_logger(__name__)
 
 
+CHECK_SHARE = 0.75
+"""A check ends after this part of the time that the runner's disk may take: what takes longer is the disk."""
 LOAD_LOG_SECONDS = 10.0
 
 
@@ -146,7 +148,11 @@ class RunnerService:
         settings = self._settings
         folder, uri = self._folder.absolute(), settings.model_uri
         limits = EngineLimits.of_engine(info).with_base(folder, assets, info.vocabulary, uri)
-        self._checks = CheckProcesses(limits)
+        self._checks = CheckProcesses(
+            limits,
+            seconds=CHECK_SHARE * settings.disk_stall_seconds,
+            bytes_per_second=SLOWEST_BYTES_PER_SECOND,
+        )
         cache = DiskCache(
             self._process.cache_dir.absolute() / "adapters",
             max_adapter_bytes=settings.max_adapter_mib << 20,

@@ -216,6 +216,12 @@ class SimulatedAdapterFiles:
         await self._passes(FOLDER_SECONDS)
         return gone
 
+    async def wish(self, size: int) -> None:
+        raise AssertionError("no cache of a trial is bounded in bytes")
+
+    async def wished(self) -> bool:
+        return False
+
     def release(self, held: Held) -> None:
         self._lease_of(held).release()
 

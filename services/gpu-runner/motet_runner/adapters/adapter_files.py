@@ -57,6 +57,12 @@ class AdapterFiles(Protocol):
 
     async def contents(self, effect: effects.ListCache) -> CacheContents: ...
 
+    async def wish(self, size: int) -> None:
+        """Ask the other runners of the cache for room."""
+
+    async def wished(self) -> bool:
+        """Whether another runner asks for room."""
+
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         """Record that the folder was used. True if it is still at its place. `begins` is called just before the disk is
         read."""
@@ -125,8 +131,15 @@ class DiskAdapterFiles(Fetches):
             await self.sources.clear_partial(all_of_them=True)
         interrupted = await self.sources.partial_bytes() if bounded else 0
         room = effect.room - interrupted
-        found = await self._in_folders(partial(self.cache.contents, effect.capacity, room, effect.changed))
-        return replace(found, partial=interrupted)
+        wished = await self._in_folders(self.cache.wished) if effect.for_others else 0
+        found = await self._in_folders(partial(self.cache.contents, effect.capacity, room - wished, effect.changed))
+        return replace(found, partial=interrupted, wished=wished)
+
+    async def wish(self, size: int) -> None:
+        await self._in_folders(partial(self.cache.wish, size))
+
+    async def wished(self) -> bool:
+        return await self._in_folders(self.cache.wished) > 0
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         def look() -> bool:

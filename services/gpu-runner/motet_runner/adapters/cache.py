@@ -33,6 +33,7 @@ from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
 from motet_runner.adapters.safetensors_header import check_whole
 from motet_runner.adapters.slab import remove_drafts, remove_slabs, size_of_slabs
+from motet_runner.adapters.wishes import Wishes
 from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
 from motet_runner.sources.file_selection import WEIGHTS
 from motet_runner.sources.partial_fetch import key_of
@@ -86,6 +87,7 @@ class DiskCache:
         self._check_whole = check_whole
         self.max_adapter_bytes = max_adapter_bytes
         self._leases = DigestLeases(folder)
+        self._wishes = Wishes(folder)
         self._noted: set[str] = set()
         self._sizes: dict[str, _Size] = {}
         """The bytes of the folders that were read."""
@@ -141,6 +143,18 @@ class DiskCache:
             raise
         lease.release()
         return None
+
+    def wish(self, size: int) -> None:
+        """Ask other runners for room: they let go of what they do not use."""
+        with self._noting("other runners are not asked for room"):
+            self._wishes.make(size)
+
+    def wished(self) -> int:
+        """The bytes for which other runners ask."""
+        wished = 0
+        with self._noting("other runners get no room"):
+            wished = self._wishes.of_others()
+        return wished
 
     def touch(self, held: Held) -> None:
         with self._noting("the order of use is not recorded"):

@@ -2,11 +2,14 @@
 they say."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import orjson
@@ -21,7 +24,7 @@ from motet_runner.sources.fetch_errors import temporary
 
 log = structlog.get_logger(__name__)
 
-CPU_SECONDS = 60.0
+CPU_SECONDS = 20.0
 """CPU time of one check: a common adapter takes a hundredth of a second, and one of 4 GB some seconds."""
 MEMORY_BYTES = 1 << 30
 """What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
@@ -46,11 +49,20 @@ class CheckProcesses:
     more only if checks take long."""
 
     def __init__(
-        self, limits: EngineLimits, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES
+        self,
+        limits: EngineLimits,
+        *,
+        cpu_seconds: float = CPU_SECONDS,
+        memory_bytes: int = MEMORY_BYTES,
+        seconds: float = inf,
+        bytes_per_second: float = inf,
     ) -> None:
+        """`seconds`: how long a check may take on a machine that has little time for it, and longer by what its weights
+        take at this rate. Whoever waits for it must wait longer: it would take a slow check for a disk that hangs."""
         self._limits = limits
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
+        self._seconds, self._bytes_per_second = seconds, bytes_per_second
         self._idle: list[subprocess.Popen[bytes]] = []
         """As many as were checking at once, at most"""
         self._checking: set[subprocess.Popen[bytes]] = set()
@@ -76,16 +88,24 @@ class CheckProcesses:
             self._checked(folder, size_only=True)
 
     def _checked(self, folder: Path, *, size_only: bool = False) -> tuple[str, bytes, bytes]:
+        seconds = self._seconds
+        with suppress(OSError):  # the check says which file is missing
+            seconds += (folder / WEIGHTS_NAME).stat().st_size / self._bytes_per_second
         process = self._take()
         try:
             if process is None:
                 process = self._start()
                 _send(process, self._limits.encode())
-            status, said = _ask(process, folder, size_only)
+            status, said = _ask(process, folder, size_only, time.monotonic() + seconds)
         except BaseException as error:
             self._give_back(process)
             if process is not None:
                 _end(process)
+            if isinstance(error, _TooLate):
+                raise temporary(
+                    f"The check of the adapter's files did not end within {seconds:.0f} s: this machine has little "
+                    "time for it, or its disk is slow. Motet tries again automatically."
+                ) from None
             if not isinstance(error, OSError | EOFError):
                 raise
             if self._closed:
@@ -186,10 +206,14 @@ class CheckProcesses:
         return process
 
 
-def _ask(process: subprocess.Popen[bytes], folder: Path, size_only: bool) -> tuple[int, bytes]:
+class _TooLate(Exception):
+    pass
+
+
+def _ask(process: subprocess.Popen[bytes], folder: Path, size_only: bool, until: float) -> tuple[int, bytes]:
     _send(process, orjson.dumps((size_only, str(folder))))
-    status, length = SAID.unpack(_read(process, SAID.size))
-    return status, _read(process, length)
+    status, length = SAID.unpack(_read(process, SAID.size, until))
+    return status, _read(process, length, until)
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -198,12 +222,18 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
     process.stdin.flush()
 
 
-def _read(process: subprocess.Popen[bytes], count: int) -> bytes:
+def _read(process: subprocess.Popen[bytes], count: int, until: float) -> bytes:
     assert process.stdout is not None
-    found = process.stdout.read(count)
-    if len(found) < count:
-        raise EOFError
-    return found
+    found, pipe, ready = bytearray(), process.stdout.fileno(), select.poll()
+    ready.register(pipe, select.POLLIN)
+    while len(found) < count:
+        left = until - time.monotonic()
+        if not ready.poll(None if left == inf else max(0.0, 1000 * left)):
+            raise _TooLate
+        if not (part := os.read(pipe, count - len(found))):
+            raise EOFError
+        found += part
+    return bytes(found)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -321,6 +321,8 @@ class AdapterRegistry:
             case effects.GrantRoom():
                 if (asked := self._room.get(effect.fetch)) is not None and not asked.done():
                     asked.set_result(None)
+            case effects.WishRoom():
+                self._spawn(self._quietly(lambda: self.files.wish(effect.bytes)))
             case effects.RefuseRoom():
                 if (asked := self._room.get(effect.fetch)) is not None and not asked.done():
                     asked.set_exception(from_proto(effect.failure.to_proto()))
@@ -387,10 +389,12 @@ class AdapterRegistry:
     def _confirm_all(self, effect: effects.ConfirmAll) -> None:
         async def look() -> None:
             vanished: list[Held] = []
+            wished = False
             try:
                 vanished = await self.files.vanished(effect.held)
+                wished = self._bounded and await self.files.wished()
             finally:
-                self._decide(self.policy.confirmed, vanished)
+                self._decide(partial(self.policy.confirmed, wished=wished), vanished)
 
         self._spawn(self._quietly(look))
 

@@ -21,6 +21,7 @@ MAX_TYPE_CHARS = 16
 BEGINNING_BYTES = 1 << 16
 """Of a header: what is read of one that is too long"""
 MAX_DIMENSIONS = 8
+MAX_NUMBER = (1 << 63) - 1
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of one value of each common type."""
 
@@ -103,7 +104,7 @@ def _tensor(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
         raise _broken(path, f"{name[:MAX_NAME_CHARS]} lacks shape, dtype or data_offsets") from None
     numbers = [start, end, *shape] if isinstance(shape, list) else [None]
     if (
-        not all(type(number) is int and number >= 0 for number in numbers)
+        not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers)
         or not isinstance(dtype, str)
         or len(dtype) > MAX_TYPE_CHARS
     ):

@@ -128,11 +128,13 @@ class AdapterPolicy:
             self._unconfirmed = iter(list(self._lives))
             self._confirm_some()
 
-    def confirmed(self, vanished: Iterable[Held]) -> None:
+    def confirmed(self, vanished: Iterable[Held], *, wished: bool = False) -> None:
         """Takes the answer to `ConfirmAll`. Only then the next ones are looked at: if the disk is slow, other calls
-        come between, and no looks pile up."""
+        come between, and no looks pile up. `wished`: another runner of the cache asks for room."""
         for held in vanished:
             self.vanished(held)
+        if wished and self._eviction.others_wish():
+            self._list(for_others=True)
         self._confirm_some()
 
     def _confirm_some(self) -> None:
@@ -339,7 +341,7 @@ class AdapterPolicy:
                 self._eviction.listed(answer, self._is_pinned, self._is_used, ranks, cleared=asker.cleared)
                 self._refuse(self._eviction.refused())  # first: nothing leaves for a fetch that gets no room anyway
                 if clear := self._eviction.to_clear():
-                    self._list(clear)
+                    self._list(clear, for_others=asker.for_others)
                 else:
                     self._evict_next()
             case (Listing(), Failure()):
@@ -679,15 +681,18 @@ class AdapterPolicy:
                 "once. Motet tries again automatically."
             )
             self._emit(effects.RefuseRoom(fetch, Failure.of(no_room(text))))
+        if size := self._eviction.take_wish():
+            self._emit(effects.WishRoom(size))
 
     def _named(self, fetch: int) -> str:
         job = self.pending.askers.get(fetch)
         return job.request.source if isinstance(job, FetchJob) else "The adapter"
 
-    def _list(self, clear: int = 0) -> None:
-        number = self.pending.add(Listing(cleared=clear > 0))
+    def _list(self, clear: int = 0, *, for_others: bool = False) -> None:
+        number = self.pending.add(Listing(clear > 0, for_others))
         changed, self._slabs_written = frozenset(self._slabs_written), set()
-        self._emit(effects.ListCache(number, self._eviction.limits.adapters, self._eviction.room, clear, changed))
+        limit, room = self._eviction.limits.adapters, self._eviction.room
+        self._emit(effects.ListCache(number, limit, room, clear, changed, for_others))
 
     def _evict_next(self) -> None:
         self._refuse(self._eviction.refused())  # another process may use what was to leave

@@ -64,6 +64,8 @@ class ListCache:
     room: float = inf
     clear: int = 0
     changed: frozenset[Digest] = frozenset()
+    for_others: bool = False
+    """For room that other runners of the cache wish for"""
 
 
 Answer = Held | Certification | CacheContents | Failure | None
@@ -117,6 +119,13 @@ class RefuseRoom:
 
 
 @dataclass(frozen=True, slots=True)
+class WishRoom:
+    """Ask the other runners of the cache for room: they keep what they may not use."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Succeed:
     """An order, or a request that waits, gets its adapter."""
 
@@ -142,6 +151,7 @@ Effect = (
     | ForgetPartial
     | GrantRoom
     | RefuseRoom
+    | WishRoom
     | LoadAdapter
     | DropAdapter
     | WriteSlab

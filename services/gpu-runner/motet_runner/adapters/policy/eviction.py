@@ -70,6 +70,8 @@ class Eviction:
         """Only other slabs leave for it. If fetches take the room meanwhile, slabs leave once it is written."""
         self._surplus = False
         """The last slab did not fit any more, and no listing has begun since."""
+        self._wish = 0
+        """The most bytes that a fetch was refused because other runners keep what they may not use"""
 
     # ---------------------------------------------------------------------------------------------------------- room
 
@@ -167,6 +169,15 @@ class Eviction:
         stays = self._fixed - stored
         return self._refuse([fetch for fetch, size in self._asked.items() if stays + size > self._limit])
 
+    def take_wish(self) -> int:
+        """For how many bytes other runners are to be asked."""
+        taken, self._wish = self._wish, 0
+        return taken
+
+    def others_wish(self) -> bool:
+        """Returns whether to list the cache: they are asked in their turn for what waits here."""
+        return self.limits.bytes is not None and not self._asked and self._begin()
+
     def listing_failed(self) -> list[int]:
         """Nothing is known about the cache. Returns the fetches that get no room for this reason."""
         self._candidates = []
@@ -175,7 +186,9 @@ class Eviction:
     def _refuse(self, hopeless: list[int]) -> list[int]:
         refused = [fetch for fetch in hopeless if fetch in self._considered]
         for fetch in refused:
-            del self._asked[fetch]
+            size = self._asked.pop(fetch)
+            if self._kept and self._fixed - self._kept + size <= self._limit:
+                self._wish = max(self._wish, size)
         return refused
 
     @property
@@ -206,7 +219,6 @@ class Eviction:
         """`used`: by requests, so that nobody knows when it may leave. `ranks`: without one, an adapter is the `FIRST`.
         `cleared`: slabs and interrupted fetches that are still there stay."""
         self._adapters = len(contents.by_last_use)
-        self._bytes = contents.bytes + self._arrived
         last = self._last_to_leave(contents.by_last_use, pinned)
         self._candidates = sorted(
             contents.by_last_use,
@@ -216,7 +228,10 @@ class Eviction:
         slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
         self._clearable = 0 if cleared else slabs + contents.partial
         of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
-        self._fixed, self._kept = contents.unfinished + contents.partial * cleared + of_used, 0
+        fixed = contents.unfinished + contents.partial * cleared + of_used
+        wished = contents.wished if fixed + contents.wished <= self._limit else 0  # else nothing that leaves would help
+        self._bytes = contents.bytes + wished + self._arrived
+        self._fixed, self._kept = fixed + wished, 0
 
     def _last_to_leave(self, by_last_use: Iterable[Cached], pinned: Callable[[Digest], bool]) -> set[Digest]:
         """The pinned adapters that were used last. Beside them there is room for what comes, and for another one."""

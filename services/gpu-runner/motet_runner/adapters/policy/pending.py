@@ -33,6 +33,8 @@ class Listing:
 
     cleared: bool = False
     """Slabs and interrupted fetches have left before. Those that are still there stay."""
+    for_others: bool = False
+    """Other runners of the cache wish for room."""
 
 
 Asker = Order | FetchJob | AdapterLife | Listing

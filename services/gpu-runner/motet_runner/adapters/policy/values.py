@@ -134,6 +134,9 @@ class CacheContents:
     partial: int = 0
     """The bytes of interrupted fetches, which leave after slabs."""
 
+    wished: int = 0
+    """The bytes for which other runners ask."""
+
     @property
     def bytes(self) -> int:
         return self.unfinished + self.partial + sum(one.bytes for one in self.by_last_use)
