@@ -22,7 +22,7 @@ class Wishes:
         self._own = secrets.token_hex(8)
 
     def make(self, size: int) -> None:
-        """For so many bytes. Raises OSError."""
+        """For `size` bytes. Raises OSError."""
         self._folder.mkdir(exist_ok=True)
         (self._folder / self._own).write_text(str(size))
 
