@@ -154,6 +154,11 @@ async def test_what_another_runner_wishes_for_leaves_only_if_that_helps_and_whil
         patch.setattr(wishes, "WISH_SECONDS", 0.0)
         assert await left() == kept
     assert not list((tmp_path / "cache.wishes").iterdir()), "it was an old one"
+    asks.cache.wish(one_size)
+    pinned = sorted(kept)[:1]
+    idle.adapters.pin(pinned)
+    assert await left() == {*pinned}, "what the platform wants here leaves for nobody elsewhere"
+    idle.adapters.pin([])
     asks.cache.wish(2 * one_size)
     assert await left() == set()
     for one in (idle, asks):

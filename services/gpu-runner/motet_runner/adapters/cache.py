@@ -151,10 +151,11 @@ class DiskCache:
 
     def wished(self) -> int:
         """The bytes for which other runners ask."""
-        wished = 0
-        with self._noting("other runners get no room"):
-            wished = self._wishes.of_others()
-        return wished
+        try:
+            return self._wishes.of_others()
+        except OSError as error:
+            self._note(error, "other runners get no room")
+            return 0
 
     def touch(self, held: Held) -> None:
         with self._noting("the order of use is not recorded"):

@@ -220,6 +220,8 @@ class Eviction:
         `cleared`: slabs and interrupted fetches that are still there stay."""
         self._adapters = len(contents.by_last_use)
         last = self._last_to_leave(contents.by_last_use, pinned)
+        # What is pinned here does not leave for another runner: it would come again, and that one's leave for it.
+        stay = {one.digest for one in contents.by_last_use if used(one.digest)} | (last if contents.wished else set())
         self._candidates = sorted(
             contents.by_last_use,
             key=lambda one: (one.digest in last, ranks.get(one.digest, FIRST), self.frequency.of(one.digest)),
@@ -227,11 +229,13 @@ class Eviction:
         self._candidates.reverse()
         slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
         self._clearable = 0 if cleared else slabs + contents.partial
-        of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
-        fixed = contents.unfinished + contents.partial * cleared + of_used
+        of_those = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if one.digest in stay)
+        fixed = contents.unfinished + contents.partial * cleared + of_those
         wished = contents.wished if fixed + contents.wished <= self._limit else 0  # else nothing that leaves would help
         self._bytes = contents.bytes + wished + self._arrived
         self._fixed, self._kept = fixed + wished, 0
+        if contents.wished:
+            self._candidates = [one for one in self._candidates if one.digest not in stay]
 
     def _last_to_leave(self, by_last_use: Iterable[Cached], pinned: Callable[[Digest], bool]) -> set[Digest]:
         """The pinned adapters that were used last. Beside them there is room for what comes, and for another one."""
