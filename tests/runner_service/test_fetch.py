@@ -309,6 +309,18 @@ def test_what_a_killed_runner_leaves_takes_no_room_although_none_starts_in_its_p
     assert contents(cache) == []
 
 
+def test_what_cannot_be_opened_lets_a_runner_start(cache, monkeypatch):
+    """Another user may have left it, or its disk fails."""
+    (left := cache.folder / ".fetch-0123456789abcdef-0").mkdir()
+
+    def denied(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(cache_module, "FolderLease", denied)
+    cache.prepare()
+    assert left.exists()
+
+
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)

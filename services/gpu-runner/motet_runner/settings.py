@@ -160,9 +160,10 @@ class Settings(BaseSettings):
     adapter_disk_mib: int | None = Field(None, ge=1)
     """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches, and with slabs: these
     take only room that nothing else needs, and leave first. What a check has found takes some KiB more for each
-    adapter. A fetch begins when adapters that may go have left room for it. A larger adapter is refused before it is
-    fetched. Runners that share a cache grant room each to its own fetches, and can together exceed the number by these.
-    One slab can exceed it for a moment, if a fetch has got its room while it was written. Unset: any number."""
+    adapter, and up to 7 MiB if it has a chat template of its own. A fetch begins when adapters that may go have left
+    room for it. A larger adapter is refused before it is fetched. Runners that share a cache grant room each to its own
+    fetches, and can together exceed the number by these. One slab can exceed it for a moment, if a fetch has got its
+    room while it was written. Unset: any number."""
 
     disk_limit: str = ""
     """What Kubernetes lets this pod's data take on its node's disk, as in the chart's `runner.diskLimit`. If it is set,

@@ -106,6 +106,14 @@ def test_row_29_a_tensor_with_a_false_description_is_refused(folder, how):
     refused(folder, re.escape(A), "one of the types F32" if how == "an unknown type" else "Save the adapter again")
 
 
+def test_a_name_of_thousands_of_parts_is_refused_at_once(folder):
+    """Its parts are taken off one by one."""
+    header, body = header_of(folder)
+    name = "module." * 200 + A
+    write(folder, json.dumps({name: header[A]} | header).encode(), body)
+    refused(folder, r"the name module\.module\..* has more than 1024 characters")
+
+
 def test_row_29_two_tensors_on_the_same_bytes_are_refused(folder):
     header, body = header_of(folder)
     header[A]["data_offsets"] = header[B]["data_offsets"]

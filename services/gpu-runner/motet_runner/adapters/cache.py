@@ -412,6 +412,9 @@ class DiskCache:
             lease = FolderLease(path)
         except (FileNotFoundError, NotADirectoryError):
             return True
+        except OSError as error:
+            self._note(error, "what another process has left stays")
+            return False
         try:
             if lease.become_exclusive():
                 self._discard(path)

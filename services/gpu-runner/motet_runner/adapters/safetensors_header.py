@@ -17,6 +17,8 @@ METADATA = "__metadata__"
 """The only entry that is no tensor"""
 MAX_NAME_CHARS = 200
 """The most characters of a tensor's name that a message quotes"""
+MAX_WHOLE_NAME_CHARS = 1024
+"""A usual name has a tenth of this. Some steps of a check take time with the square of it."""
 MAX_TYPE_CHARS = 16
 BEGINNING_BYTES = 1 << 16
 """Of a header: what is read of one that is too long"""
@@ -98,6 +100,8 @@ def _check_end(path: Path, size: int, listed: int) -> None:
 
 
 def _tensor(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+    if len(name) > MAX_WHOLE_NAME_CHARS:
+        raise _broken(path, f"the name {name[:MAX_NAME_CHARS]}… has more than {MAX_WHOLE_NAME_CHARS} characters")
     try:
         shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
